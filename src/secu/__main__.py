@@ -1,0 +1,5 @@
+"""``python -m secu`` is ``secu``."""
+
+from secu.cli import main
+
+main()

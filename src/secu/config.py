@@ -1,0 +1,275 @@
+"""What a run is: frozen models, YAML recipes and ``key=value`` overrides.
+
+Every default of the project lives in this file and nowhere else; a recipe states only what differs.
+The paper's symbol stands in brackets behind each setting that has one.
+"""
+
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from secu.errors import UserError, nearest
+
+Channels = tuple[float, ...]
+
+
+class Model(BaseModel):
+    """Base of all settings: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Model):
+    """Which images, and how their pixels become numbers around zero."""
+
+    name: str = "cifar10"
+    train: str = "train"
+    test: str = "test"
+    image_size: int | None = Field(None, ge=1)  # decode to this square; None: as stored
+    mean: Channels = (0.5,)
+    std: Channels = (0.25,)
+
+
+class AffineConfig(Model):
+    """Random affine jitter for digits and the like; each value is the half-width of a uniform draw."""
+
+    scale: float = Field(0.2, ge=0)  # log of the common scale of both axes
+    aspect: float = Field(0.2, ge=0)  # log of the ratio of the axes
+    rotation: float = Field(0.25, ge=0)  # radians
+    shear: float = Field(0.2, ge=0)
+    shift: float = Field(0.2, ge=0)  # of half the image's width
+
+
+class AugmentConfig(Model):
+    """Random views of an image. A pair holds one probability for each of the two views."""
+
+    size: int | None = Field(None, ge=1)  # side of a view; None: that of the image
+    crop_min: float = Field(0.3, gt=0, le=1)  # smallest crop as a share of the area; 1: no crop
+    crop_aspect: float = Field(4 / 3, ge=1)  # aspect ratio between 1/this and this
+    affine: AffineConfig | None = None
+    jitter_prob: float = Field(0.8, ge=0, le=1)
+    brightness: float = Field(0.4, ge=0, le=1)
+    contrast: float = Field(0.4, ge=0, le=1)
+    saturation: float = Field(0.2, ge=0, le=1)
+    hue: float = Field(0.1, ge=0, le=0.5)
+    grey_prob: float = Field(0.2, ge=0, le=1)
+    blur_prob: tuple[float, float] = (1.0, 0.1)
+    blur_radius: tuple[float, float] = (0.1, 2.0)
+    solarize_prob: tuple[float, float] = (0.0, 0.2)
+    flip_prob: float = Field(0.5, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        for name in ("blur_prob", "solarize_prob"):
+            if not all(0 <= p <= 1 for p in getattr(self, name)):
+                raise ValueError(f"augment.{name}: {getattr(self, name)} must be two numbers from 0 to 1")
+        low, high = self.blur_radius
+        if not 0 < low <= high:
+            raise ValueError(f"augment.blur_radius: {self.blur_radius} must be two rising numbers over 0")
+        return self
+
+
+class EncoderConfig(Model):
+    """The network from pixels to unit embeddings."""
+
+    backbone: Literal["resnet18", "resnet34", "resnet50", "small"] = "resnet18"
+    stem: Literal["cifar", "stl", "imagenet"] = "cifar"  # first layers of a ResNet
+    projection_layers: int = Field(2, ge=0, le=3)
+    prediction_layers: Literal[0, 2] = 0
+    hidden_dim: int | None = Field(None, ge=1)  # None: that of the backbone's features
+    prediction_dim: int = Field(512, ge=1)  # hidden units of the prediction MLP
+    dim: int = Field(128, ge=2)  # of the embeddings, where there is a projection
+
+    @model_validator(mode="after")
+    def _prediction_needs_projection(self) -> Self:
+        if self.prediction_layers and not self.projection_layers:
+            raise ValueError("encoder.prediction_layers: 2 needs encoder.projection_layers of 1 to 3, got 0")
+        return self
+
+
+class LossConfig(Model):
+    """What is minimised: see losses.py."""
+
+    name: Literal["secu", "ce"] = "secu"  # for the centers; the encoder's is the same for both
+    temperature: float = Field(0.05, gt=0)  # [λ_x] representation
+    center_temperature: float = Field(0.05, gt=0)  # [λ_w] centers
+    hard_label_weight: float = Field(0.2, ge=0, le=1)  # [τ] last epoch's label against the other view
+
+
+class ConstraintConfig(Model):
+    """How labels are kept from collapsing into one cluster: see constraints.py."""
+
+    kind: Literal["none", "size", "entropy"] = "size"
+    score: Literal["cosine", "log_prob"] = "cosine"
+    lower: float = Field(0.9, ge=0, le=1)  # [γ] smallest cluster, as a share of N/K
+    upper: float | None = Field(None, ge=1)  # [γ'] largest cluster, as a multiple of N/K
+    dual_lr: float = Field(0.1, gt=0)  # [η_ρ]
+    alpha: float | None = Field(None, ge=0)  # [α] weight of the entropy; None: 6N/50
+
+    @model_validator(mode="after")
+    def _only_what_the_kind_reads(self) -> Self:
+        reads = {"none": set[str](), "size": {"lower", "upper", "dual_lr"}, "entropy": {"alpha"}}
+        for name in {"lower", "upper", "dual_lr", "alpha"} - reads[self.kind]:
+            if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+                owner = "entropy" if name == "alpha" else "size"
+                raise ValueError(
+                    f"constraint.{name}: {getattr(self, name)} is only read by constraint.kind={owner}, "
+                    f"got constraint.kind={self.kind}"
+                )
+        return self
+
+
+class CentersConfig(Model):
+    """How centers move: see centers.py."""
+
+    kind: Literal["sgd", "closed_form", "kmeans"] = "sgd"
+    lr: float = Field(1.2, gt=0)
+    schedule: Literal["constant", "rising"] = "constant"
+
+
+class OptimConfig(Model):
+    """How the encoder is trained."""
+
+    name: Literal["sgd", "lars"] = "sgd"
+    lr: float = Field(0.2, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0)
+    batch_size: int = Field(128, ge=2)
+    epochs: int = Field(400, ge=0)  # after the initial ones
+    initial_epochs: int = Field(1, ge=0)  # centers and labels only
+    warmup_epochs: int = Field(10, ge=0)
+    mixed_precision: bool = True  # bfloat16 in the encoder, on CUDA alone
+
+    @property
+    def total_epochs(self) -> int:
+        """All epochs of a run, the initial ones counted in."""
+        return self.initial_epochs + self.epochs
+
+
+class PaperConfig(Model):
+    """What the paper reports for this experiment, in percent: printed beside a measurement, never instead of one."""
+
+    acc: float
+    nmi: float
+    ari: float
+
+
+class Config(Model):
+    """A whole run. ``heads`` are cluster numbers [K]; the first head is the one reported."""
+
+    description: str = ""
+    paper: PaperConfig | None = None
+    init_from: str | None = None  # a run folder whose encoder and heads to start from
+    seed: int = Field(0, ge=0)
+    heads: tuple[int, ...] = tuple(range(10, 101, 10))
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    loss: LossConfig = LossConfig()
+    constraint: ConstraintConfig = ConstraintConfig()
+    centers: CentersConfig = CentersConfig()
+    optim: OptimConfig = OptimConfig()
+    evaluate_every: int = Field(20, ge=0)  # epochs between scores on the test split; 0: only at the end
+    engine: Literal["auto", "eager", "compiled", "graph"] = "auto"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not self.heads or min(self.heads) < 2:
+            raise ValueError(f"heads: {list(self.heads)} must be one or more cluster numbers of at least 2")
+        if self.loss.name == "ce" and self.centers.kind != "sgd":
+            raise ValueError(
+                f"loss.name: ce moves centers by gradient, so centers.kind must be sgd, got {self.centers.kind}"
+            )
+        if self.centers.schedule == "rising" and self.centers.kind != "sgd":
+            raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        return self
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return sorted(
+        p.name.removesuffix(".yaml") for p in resources.files("secu.recipes").iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """Return a recipe's settings: ``name`` is one of ours or the path of a YAML file."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"recipe: no file {name}")
+        text = path.read_text()
+    elif name in recipe_names():
+        text = resources.files("secu.recipes").joinpath(f"{name}.yaml").read_text()
+    else:
+        raise UserError(f"recipe: unknown {name!r}; {nearest(name, recipe_names())}, or the path of a .yaml file")
+    try:
+        settings = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe: {name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"recipe: {name} must hold key: value pairs, got {type(settings).__name__}")
+    return settings
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+    """Turn ``["optim.lr=0.1", …]`` into nested settings; values are read as YAML."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise UserError(f"override: {pair!r} must look like key=value, for example optim.lr=0.1")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"override: {key}: cannot read the value {text!r}") from None
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        settings = merge(settings, value)
+    return settings
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``change`` laid over it, mapping by mapping."""
+    merged = dict(base)
+    for key, value in change.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def resolve(settings: Mapping[str, Any]) -> Config:
+    """Validate settings into a Config; the first thing wrong becomes one line for the user."""
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(_one_line(error)) from None
+
+
+def load_config(recipe: str, overrides: Iterable[str] = ()) -> Config:
+    """Read a recipe, lay the overrides over it and validate the whole."""
+    return resolve(merge(load_recipe(recipe), parse_overrides(overrides)))
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        model: Any = Config
+        for part in path[:-1]:
+            model = _section(model, part)
+        return f"{key}: unknown setting; {nearest(path[-1], model.model_fields)}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    return f"{key}: {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _section(model: type[Model], name: str) -> type[Model]:
+    annotation: Any = model.model_fields[name].annotation
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, Model))

@@ -1,0 +1,57 @@
+"""What a person sees while a run goes on: a bar with the time to finish, or plain lines in a log file."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from secu.checkpoint import Trained
+from secu.train import Listener
+
+LINE_SECONDS = 30  # between two lines in a log that is not a terminal
+
+
+class ProgressListener(Listener):
+    """Shows a training run; use as a context, so that the bar is gone when something goes wrong."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.bar = Progress(TextColumn("epoch"), *columns, *times, console=console, transient=True)
+        self.steps, self.last_line = 1, 0.0
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def started(self, *, engine: str, device: str, model: Trained, steps: int) -> None:
+        """Say where training happens and show the bar."""
+        again = f", resumed after {model.epochs_done} epochs" if model.epochs_done else ""
+        self.console.print(f"training on {device}, engine {engine}{again}")
+        self.steps, epochs = steps, model.config.optim.total_epochs
+        self.task = self.bar.add_task("", total=epochs, completed=model.epochs_done, note="")
+
+    def stepped(self) -> None:
+        """Move the bar by a fraction of an epoch."""
+        self.bar.advance(self.task, 1 / self.steps)
+
+    def epoch_ended(self, record: dict[str, Any]) -> None:
+        """Show loss and cluster sizes, and a line that stays for every evaluation."""
+        note = f"loss {record['loss']:.3f}  clusters {record['smallest']:,}–{record['largest']:,}"
+        self.bar.update(self.task, completed=record["epoch"] + 1, note=note)
+        quiet = time.monotonic() - self.last_line < LINE_SECONDS
+        if "acc" not in record and (self.console.is_terminal or quiet):
+            return
+        scores = "".join(f"  {name.upper()} {record[name]:.4f}" for name in ("acc", "nmi", "ari") if name in record)
+        self.console.print(
+            f"epoch {record['epoch'] + 1:4d}  {note}{scores}  {record['seconds']:.1f} s", highlight=False
+        )
+        self.last_line = time.monotonic()

@@ -1,0 +1,113 @@
+"""Step 6 of the tour: scores → labels, kept from collapsing into a single cluster.
+
+A constraint adds a bonus to every cluster's score before the best one is taken, and learns from the labels given.
+Shapes: B images, H heads, K clusters of the largest head. ``clusters_H`` are the heads' true cluster numbers.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from secu.config import ConstraintConfig
+
+NO_LABEL = -1  # in the label memory: not assigned yet
+
+
+class Constraint(nn.Module):
+    """No constraint, and the base of the others: every image goes to the cluster it is most similar to."""
+
+    def __init__(self, clusters_H: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("clusters", clusters_H, persistent=False)
+        self.clusters: Tensor
+
+    def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
+        """Return the label with the best score and bonus; ``previous`` is the last epoch's, or NO_LABEL."""
+        return scores_BHK.argmax(-1)
+
+    def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
+        """Learn from a batch's labels, once a batch and after all its images were assigned."""
+
+    def _counts(self, labels_BH: Tensor, clusters: int) -> Tensor:
+        """Count a batch's labels for each head and cluster (H, K); NO_LABEL counts nowhere."""
+        counts_HK = torch.zeros(labels_BH.shape[1], clusters, device=labels_BH.device)
+        known = (labels_BH != NO_LABEL).to(counts_HK.dtype)
+        return counts_HK.scatter_add_(1, labels_BH.clamp(min=0).T, known.T)
+
+
+class SizeConstraint(Constraint):
+    """Eqn. 8 and appendix B: γN/K ≤ size ≤ γ'N/K, through one dual variable a cluster and bound.
+
+    y_i = argmax_j score_ij + ρ_j − ρ'_j, (Eqn. 9) and after each batch
+    ρ_j ← ρ_j + η(γ/K − share_j), ρ'_j ← ρ'_j + η(share_j − γ'/K), both floored at 0. At γ = 1 the lower bound can
+    only hold as an equality, and ρ may go negative.
+    """
+
+    def __init__(self, clusters_H: Tensor, lower: float, upper: float | None, dual_lr: float) -> None:
+        super().__init__(clusters_H)
+        self.lower, self.upper, self.dual_lr = lower, upper, dual_lr
+        self.register_buffer("lower_dual", torch.zeros(len(clusters_H), int(clusters_H.max())))
+        self.register_buffer("upper_dual", torch.zeros(len(clusters_H), int(clusters_H.max())))
+        self.lower_dual: Tensor
+        self.upper_dual: Tensor
+
+    def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
+        """Return the label with the best score and duals."""
+        return (scores_BHK + (self.lower_dual - self.upper_dual)).argmax(-1)
+
+    def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
+        """Take one step of dual ascent with the shares of this batch."""
+        share_HK = self._counts(labels_BH, self.lower_dual.shape[1]) / labels_BH.shape[0]
+        even_H1 = 1 / self.clusters[:, None]
+        self.lower_dual.add_(self.dual_lr * (self.lower * even_H1 - share_HK))
+        if self.lower < 1:
+            self.lower_dual.clamp_(min=0)
+        if self.upper is not None:
+            self.upper_dual.add_(self.dual_lr * (share_HK - self.upper * even_H1)).clamp_(min=0)
+
+
+class EntropyConstraint(Constraint):
+    """Eqn. 10: the entropy H of the label counts over the whole data set, weighted by α.
+
+    y_i = argmax_j score_ij + α·H(labels with y_i moved to j) (Eqn. 11). Taking the image out of its old cluster costs
+    the same whatever j is, so what counts is the gain of adding it to j afterwards: with h(n) = −n/N·log(n/N),
+    gain(n) = h(n + 1) − h(n), at n_j, or at n_j − 1 for the old label itself. A batch's images see the same counts.
+    """
+
+    def __init__(self, clusters_H: Tensor, images: int, alpha: float) -> None:
+        super().__init__(clusters_H)
+        self.images, self.alpha = images, alpha
+        self.register_buffer("counts", torch.zeros(len(clusters_H), int(clusters_H.max())))
+        self.counts: Tensor
+
+    def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
+        """Return the label with the best score and change of entropy."""
+        gain_HK = self._gain(self.counts)
+        staying_HK = self._gain(self.counts - 1) - gain_HK
+        known_BH = previous_BH != NO_LABEL
+        index_BH = previous_BH.clamp(min=0)
+        staying_BH = staying_HK.T.gather(0, index_BH) * known_BH
+        return (scores_BHK + gain_HK).scatter_add_(-1, index_BH[..., None], staying_BH[..., None]).argmax(-1)
+
+    def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
+        """Move the batch's images from their old to their new clusters."""
+        clusters = self.counts.shape[1]
+        self.counts.add_(self._counts(labels_BH, clusters) - self._counts(previous_BH, clusters))
+
+    def _gain(self, counts_HK: Tensor) -> Tensor:
+        """α·(h(n + 1) − h(n)), written so that float32 loses nothing between two large numbers; 0·log 0 = 0."""
+        n = counts_HK.clamp(min=0)
+        change = math.log(self.images) - torch.log1p(n) - n * torch.log1p(1 / n.clamp(min=1))
+        return self.alpha / self.images * change
+
+
+def build_constraint(config: ConstraintConfig, clusters_H: Tensor, images: int) -> Constraint:
+    """Return the constraint that the config names, for a data set of so many images."""
+    match config.kind:
+        case "none":
+            return Constraint(clusters_H)
+        case "size":
+            return SizeConstraint(clusters_H, config.lower, config.upper, config.dual_lr)
+        case "entropy":
+            return EntropyConstraint(clusters_H, images, 6 * images / 50 if config.alpha is None else config.alpha)

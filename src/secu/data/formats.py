@@ -1,0 +1,151 @@
+"""The official file formats of CIFAR and STL-10: one file → pixels and targets.
+
+Pixels are views of the mapped file where the format allows it; ``images.to_tensor`` makes the one copy.
+"""
+
+import codecs
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.errors import UserError
+
+CIFAR_SHAPE = (3, 32, 32)
+STL10_SHAPE = (3, 96, 96)
+
+
+class Part(NamedTuple):
+    """What one file holds: pixels uint8 (N, C, H, W) and targets int64 (N,)."""
+
+    pixels: NDArray[np.uint8]
+    targets: NDArray[np.int64] | None
+
+
+def cifar_binary(path: Path, label_bytes: int, column: int, classes: int) -> Part:
+    """Read a file of records: ``label_bytes`` labels, of which ``column`` is wanted, then red, green, blue."""
+    records = _records(path, label_bytes + 3072)
+    targets = _checked(path, records[:, column], 0, classes)
+    return Part(records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE), targets)
+
+
+def cifar_pickle(path: Path, key: str, classes: int) -> Part:
+    """Read a file of the "python version": a pickled mapping with ``data`` and one list of labels a ``key``."""
+    content = _unpickle(path)
+    data, labels = content.get("data"), content.get(key)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+        raise UserError(f"{path}: data must be an array of bytes of shape (n, 3072), got {_kind(data)}")
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise UserError(f"{path}: {key} must be a list of whole numbers, got {_kind(labels)}")
+    if len(labels) != len(data) or not labels:
+        raise UserError(f"{path}: must hold one or more images and as many labels, got {len(data)} and {len(labels)}")
+    return Part(data.reshape(-1, *CIFAR_SHAPE), _checked(path, np.array(labels), 0, classes))
+
+
+def stl10_binary(pixels: Path, labels: Path | None, classes: int) -> Part:
+    """Read ``*_X.bin``, whose images are stored column by column, and its ``*_y.bin`` of labels from 1."""
+    images = _records(pixels, 3 * 96 * 96).reshape(-1, *STL10_SHAPE).swapaxes(2, 3)
+    if labels is None:
+        return Part(images, None)
+    targets = _checked(labels, _records(labels, 1)[:, 0], 1, classes)
+    if len(targets) != len(images):
+        raise UserError(
+            f"{labels}: must hold {len(images)} labels, as many as {pixels.name} has images, got {len(targets)}"
+        )
+    return Part(images, targets)
+
+
+def names_file(path: Path, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the class names of a text file, one a line, or the well-known ones if there is no such file."""
+    if not path.is_file():
+        return known
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return _as_many(path, [line.strip() for line in lines if line.strip()], known)
+
+
+def names_pickle(path: Path, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the class names of a pickled mapping, or the well-known ones if there is no such file."""
+    if not path.is_file():
+        return known
+    names = _unpickle(path).get(key)
+    if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
+        raise UserError(f"{path}: {key} must be a list of names, got {_kind(names)}")
+    return _as_many(path, [_text(name) for name in names], known)
+
+
+def _as_many(path: Path, names: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) != len(known):
+        raise UserError(f"{path}: must hold {len(known)} class names, got {len(names)}")
+    return tuple(names)
+
+
+def _records(path: Path, size: int) -> NDArray[np.uint8]:
+    """Map a file of records of ``size`` bytes as (n, size)."""
+    try:
+        length = path.stat().st_size
+        if length and length % size == 0:
+            return np.memmap(path, np.uint8, "r", shape=(length // size, size))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    raise UserError(f"{path}: {length} bytes are not one or more whole records of {size} bytes; is the file damaged?")
+
+
+def _checked(path: Path, labels: NDArray[Any], first: int, classes: int) -> NDArray[np.int64]:
+    """Return labels ``first`` to ``first + classes - 1`` as targets from 0, or name the first that is none of them."""
+    wrong = (labels < first) | (labels >= first + classes)
+    if wrong.any():
+        image = int(wrong.argmax())
+        raise UserError(f"{path}: image {image} has label {labels[image]}, valid: {first} to {first + classes - 1}")
+    return labels.astype(np.int64) - first
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return "nothing" if value is None else type(value).__name__
+
+
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # its module differs between versions of numpy; the function is the same
+_ADMITTED = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): codecs.encode,  # how Python 3 writes bytes in old protocols
+}
+
+
+class _RefusedError(Exception):
+    """A pickle wants something that is neither an array nor a plain value."""
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler that can make arrays and plain values, and so runs nothing a file might ask for."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what arrays are made with; refuse everything else by its name."""
+        if (module, name) not in _ADMITTED:
+            raise _RefusedError(f"{module}.{name}")
+        return _ADMITTED[module, name]
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    """Read a mapping that Python 2 pickled, its keys as text."""
+    try:
+        with path.open("rb") as file:
+            content = _ArrayUnpickler(file, encoding="bytes").load()
+    except _RefusedError as error:
+        raise UserError(f"{path}: refused, as its pickle wants {error}, which no file of images needs") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # a damaged pickle can raise anything at all
+        raise UserError(f"{path}: is not a whole pickle: {type(error).__name__}: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a mapping, got {_kind(content)}")
+    return {_text(key): value for key, value in content.items()}
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

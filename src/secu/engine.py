@@ -1,0 +1,170 @@
+"""How one training step is executed: eagerly, with compiled parts, or as a captured CUDA graph.
+
+The step is the same Python in all three. It keeps everything it needs on the device (the order of the images, the
+place in it, the learning rates, the random generator), so that a replayed graph does all the work of an epoch
+without asking the host.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secu.augment import Augmentation
+from secu.clustering import Clustering
+from secu.config import Config
+from secu.data import ImageSource
+from secu.errors import UserError
+from secu.feed import build_feed
+from secu.model import Encoder
+from secu.optim import build_optimizer, learning_rates
+
+WARM_UP = 3  # real steps on a side stream before a graph is captured: autotuning and lazy allocations happen there
+
+
+def choose_engine(wanted: str, device: torch.device) -> str:
+    """Return the engine to use: ``auto`` is the fastest that the device allows."""
+    if wanted == "graph" and device.type != "cuda":
+        raise UserError(f"engine: graph needs a CUDA device, got {device.type}; valid here: auto, eager, compiled")
+    if wanted == "auto":
+        return "graph" if device.type == "cuda" else "eager"
+    return wanted
+
+
+def batch_sizes(images: int, batch: int) -> list[int]:
+    """Return the sizes of an epoch's batches: the small last one is kept.
+
+    A last batch of a single image would have no variance for a batch-norm to divide by: it joins the one before.
+    """
+    full, rest = divmod(images, batch)
+    sizes = [batch] * full + [rest] * (rest > 0)
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+class Step:
+    """One training step, from the index of its images to moved weights and remembered labels."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: ImageSource,
+        augmentation: Augmentation,
+        encoder: Encoder,
+        clustering: Clustering,
+        device: torch.device,
+        engine: str,
+    ) -> None:
+        self.config, self.source, self.device = config, source, device
+        self.augmentation, self.encoder, self.clustering = augmentation, encoder, clustering
+        self.sizes = batch_sizes(len(source), config.optim.batch_size)
+        self.rates = torch.zeros(2, device=device)
+        self.optimizer = build_optimizer(config.optim, encoder, clustering.centers, self.rates[0], self.rates[1])
+        self.generator = torch.Generator(device)
+        self.feed = build_feed(source, max(self.sizes), device)
+        self.autocast = config.optim.mixed_precision and device.type == "cuda"
+        # What a step reads besides its weights; refilled once an epoch, always in place.
+        self.order = torch.zeros(len(source), dtype=torch.int64, device=device)
+        self.rate_table = torch.zeros(len(self.sizes), 2, device=device)
+        self.images_done = torch.zeros(1, dtype=torch.int64, device=device)
+        self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss_sums = torch.zeros(2, device=device)
+        self.places = torch.arange(max(self.sizes), device=device)
+        self._parts: list[Callable[..., Any]] = [augmentation.apply, encoder, clustering.step]
+        self._compiled = [_compile(part) for part in self._parts] if engine != "eager" else self._parts
+        self._run: Callable[[int], None] = Replays(self) if engine == "graph" else self.run
+
+    def epoch(self, number: int, after_step: Callable[[], None]) -> tuple[float, float]:
+        """Train one epoch; every random number of it follows from the seed and the epoch's number."""
+        shuffle = torch.Generator().manual_seed(_mix(self.config.seed, number, 0))
+        order = torch.randperm(len(self.source), generator=shuffle)
+        self.order.copy_(order)
+        self.generator.manual_seed(_mix(self.config.seed, number, 1))
+        self.rate_table.copy_(learning_rates(self.config, number, len(self.sizes)))
+        for count in (self.images_done, self.steps_done, self.loss_sums):
+            count.zero_()
+        self.encoder.train()
+        self.clustering.start_epoch()
+        self.feed.start(order.split(self.sizes))
+        for size in self.sizes:
+            self.feed.next()
+            self._run(size)
+            after_step()
+        representation, centers = (self.loss_sums / len(self.source)).tolist()
+        return representation, centers
+
+    def run(self, size: int) -> None:
+        """Do one step on the next ``size`` images of the order."""
+        # An epoch has one odd batch, its last: compiling everything again for that one would not pay.
+        augment, encode, assign = self._compiled if size == self.sizes[0] else self._parts
+        self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
+        index_B = self.order.index_select(0, self.images_done + self.places[:size])
+        pixels = self.feed.pixels(index_B)
+        views = augment(pixels, self.augmentation.draw(size, self.generator))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            embeddings_SBD = encode(views.flatten(0, 1))
+        losses = assign(embeddings_SBD, index_B)
+        self.optimizer.zero_grad(set_to_none=True)
+        (losses.representation + losses.centers).backward()
+        self.optimizer.step()
+        self.loss_sums += size * torch.stack(losses).detach()
+        self.images_done += size
+        self.steps_done += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the step alone holds between epochs: the momentum of every weight."""
+        return {str(number): buffer for number, buffer in enumerate(self._momentum())}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up the momentum of an earlier run, in place: a captured graph may hold on to it."""
+        for number, buffer in enumerate(self._momentum()):
+            buffer.copy_(state[str(number)])
+
+    def _momentum(self) -> list[Tensor]:
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        return [self.optimizer.state[weight]["momentum_buffer"] for weight in weights]
+
+
+class Replays:
+    """Runs a step's first few times for real, then captures it, once for each size of batch, and replays it."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.runs: Counter[int] = Counter()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, size: int) -> None:
+        """Do one step on the next ``size`` images of the order."""
+        self.runs[size] += 1
+        if self.runs[size] <= WARM_UP:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.step.run(size)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return
+        if size not in self.graphs:
+            self.graphs[size] = self._capture(size)
+        self.graphs[size].replay()
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.step.generator)
+        self.step.optimizer.zero_grad(set_to_none=True)  # gradients shall live in the graph's own memory
+        with torch.cuda.graph(graph, stream=self.stream):
+            self.step.run(size)
+        return graph
+
+
+def _compile(part: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(part, fullgraph=True, dynamic=False)
+
+
+def _mix(seed: int, epoch: int, purpose: int) -> int:
+    """Return a seed of its own for each use in each epoch, so that resuming needs no stored generator."""
+    digest = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")

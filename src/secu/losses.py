@@ -1,0 +1,55 @@
+"""Step 5 of the tour: what is minimised. Pure functions of tensors, in float32.
+
+Shapes: S embeddings an image (its views), B images, H heads, K clusters of the largest head, D dimensions.
+Smaller heads are padded to K; their surplus clusters carry a mask of −PADDING in every logit, so that their
+probability is an exact zero. Finite, because 0 · (−∞) would poison the loss.
+"""
+
+import torch
+from torch import Tensor
+
+PADDING = 1e4
+
+
+def log_probabilities(cosines_SBHK: Tensor, mask_HK: Tensor, temperature: float) -> Tensor:
+    """Eqn. 2: log p_ij = x_i·w_j/λ − log Σ_k exp(x_i·w_k/λ)."""
+    return torch.log_softmax(cosines_SBHK / temperature + mask_HK, dim=-1)
+
+
+def at_label(values_SBHK: Tensor, labels_BH: Tensor) -> Tensor:
+    """Pick each image's value at its label: (…, B, H, K) → (…, B, H)."""
+    index = labels_BH[..., None].expand(*values_SBHK.shape[:-1], 1)
+    return values_SBHK.gather(-1, index).squeeze(-1)
+
+
+def secu_loss(
+    embeddings_SBD: Tensor, centers_HKD: Tensor, log_p_SBHK: Tensor, labels_BH: Tensor, temperature: float
+) -> Tensor:
+    """Eqn. 3: −log p_{i,y}, where w_k of every other cluster k ≠ y stands still.
+
+    Given log p as data, the gradient that is left is the paper's (p_{i,y} − 1)·x_i/λ on the assigned center and
+    nothing elsewhere. So it is written down as such, instead of being derived through a softmax over all clusters.
+    """
+    log_p_SBH = at_label(log_p_SBHK.detach(), labels_BH)
+    heads_H = torch.arange(centers_HKD.shape[0], device=labels_BH.device)
+    assigned_BHD = centers_HKD[heads_H, labels_BH]
+    logit_SBH = torch.einsum("sbd,bhd->sbh", embeddings_SBD.detach(), assigned_BHD) / temperature
+    hardness_SBH = -torch.expm1(log_p_SBH)  # 1 − p, exact also where p is close to 1
+    return (hardness_SBH * (logit_SBH.detach() - logit_SBH) - log_p_SBH).mean()
+
+
+def cross_entropy(log_p_SBHK: Tensor, labels_BH: Tensor) -> Tensor:
+    """Eqn. 1: −log p_{i,y}, with the gradient of the negatives kept: the ablation that SeCu is held against."""
+    return -at_label(log_p_SBHK, labels_BH).mean()
+
+
+def soft_label_loss(log_p_SBHK: Tensor, labels_BH: Tensor, hard_label_weight: float) -> Tensor:
+    """Eqn. 7: cross-entropy with τ·y^{t−1} + (1 − τ)·p of the other view, which is a constant.
+
+    The first two of S are the projection's views, which also teach: a further two (the prediction's) learn from
+    the projection of the other view in the same way.
+    """
+    teacher_SBHK = log_p_SBHK[:2].detach().exp().flip(0).repeat(log_p_SBHK.shape[0] // 2, 1, 1, 1)
+    hard = at_label(log_p_SBHK, labels_BH).mean()
+    soft = (teacher_SBHK * log_p_SBHK).sum(-1).mean()
+    return -(hard_label_weight * hard + (1 - hard_label_weight) * soft)

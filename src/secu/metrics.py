@@ -1,0 +1,49 @@
+"""How good a clustering is, given true labels: ACC, NMI and ARI.
+
+Nothing that trains may import this file's callers: true labels are read by evaluation alone.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+Labels = NDArray[np.int64]
+
+
+class Scores(NamedTuple):
+    """Each between 0 and 1 (ARI may fall a little under 0), the higher the better."""
+
+    acc: float
+    nmi: float
+    ari: float
+
+
+def confusion(targets: Labels, clusters: Labels) -> NDArray[np.int64]:
+    """Count the images of each true class (row) in each cluster (column)."""
+    table = np.zeros((targets.max() + 1, clusters.max() + 1), np.int64)
+    np.add.at(table, (targets, clusters), 1)
+    return table
+
+
+def accuracy(targets: Labels, clusters: Labels) -> float:
+    """Share of images that the best one-to-one matching of clusters to classes gets right.
+
+    With more clusters than classes (or fewer), the ones left over are matched to nothing and count as wrong.
+    """
+    table = confusion(targets, clusters)
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    return float(table[rows, columns].sum() / len(targets))
+
+
+def score(targets: Labels, clusters: Labels) -> Scores:
+    """Return all three metrics for the images whose true class is known (not negative)."""
+    known = targets >= 0
+    targets, clusters = targets[known], clusters[known]
+    return Scores(
+        accuracy(targets, clusters),
+        float(normalized_mutual_info_score(targets, clusters)),  # arithmetic mean, as in the paper
+        float(adjusted_rand_score(targets, clusters)),
+    )

@@ -1,0 +1,172 @@
+"""A run is a folder that explains itself, and from which anything can be redone.
+
+    config.yaml         the config as resolved
+    run.json            where and how it was made: versions, device, seconds, final scores
+    metrics.jsonl       a line an epoch
+    model.safetensors   encoder and centers
+    state.pt            what else is needed to resume: label memory, constraint, momentum, epoch
+    assignments.csv     the cluster of every training image
+
+Every file is written beside its place and then renamed, so that an interruption leaves the old one or the new one.
+"""
+
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from secu.config import Config, resolve
+from secu.errors import UserError
+
+FILES = (
+    *("config.yaml", "run.json", "metrics.jsonl", "model.safetensors", "state.pt", "assignments.csv"),
+    *("summary.json", "exemplars.png"),
+)
+
+MODEL = ("encoder.", "clustering.centers.weight")  # the tensors of a checkpoint that a trained model is made of
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then move it there in one step."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp's own mode would hide the file from colleagues
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda temporary: void(temporary.write_text(text, encoding="utf-8")))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def void(_: object) -> None:
+    """Drop a value: for callbacks that must return nothing."""
+
+
+class Run:
+    """A run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
+        """Make a new run folder; an existing one is only replaced by ``force``, and only if it is a run."""
+        if path.exists() and not path.is_dir():
+            raise UserError(f"out: {path} is a file; name a folder that does not exist yet")
+        if path.is_dir() and any(path.iterdir()):
+            if not force:
+                raise UserError(f"out: {path} exists; choose another folder, or pass --resume or --force")
+            if not (path / "config.yaml").is_file():
+                raise UserError(f"out: {path} is not a run folder (no config.yaml), so --force leaves it alone")
+            for name in FILES:
+                (path / name).unlink(missing_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"out: cannot create {path}: {error.strerror}") from None
+        run = cls(path)
+        write_text(path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Open an existing run folder."""
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"run: {path} is not a run folder (no config.yaml in it)")
+        return cls(path)
+
+    def config(self) -> Config:
+        """Return the config the run was made with."""
+        path = self.path / "config.yaml"
+        try:
+            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            raise UserError(f"run: {path} is not valid YAML") from None
+        if not isinstance(settings, dict):
+            raise UserError(f"run: {path} does not hold a config")
+        return resolve(settings)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the records of all epochs; a last line that was cut off by a crash is left out."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def keep_metrics(self, epochs: int) -> None:
+        """Drop the records of epochs that the checkpoint does not have."""
+        records = [record for record in self.metrics() if record["epoch"] < epochs]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one epoch's record."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def has_checkpoint(self) -> bool:
+        """Say whether there is something to resume from."""
+        return (self.path / "state.pt").is_file()
+
+    def save(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> None:
+        """Save a checkpoint: state.pt holds all that resuming needs, model.safetensors what others need of it."""
+        tensors = {
+            f"{name}.{key}": value.detach().cpu().contiguous()
+            for name, module in modules.items()
+            for key, value in module.state_dict().items()
+        }
+        write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
+        model = {key: value for key, value in tensors.items() if key.startswith(MODEL)}
+        write_atomically(self.path / "model.safetensors", lambda path: save_file(model, path))
+
+    def load_state(self) -> dict[str, Any]:
+        """Return the last checkpoint; only tensors and plain values are ever unpickled."""
+        path = self.path / "state.pt"
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise UserError(f"run: {self.path} has no checkpoint (state.pt) to resume from") from None
+        except Exception as error:
+            raise UserError(f"run: {path} is not a checkpoint of this program ({type(error).__name__})") from None
+        return dict(state)
+
+    def load_model(self) -> dict[str, Tensor]:
+        """Return the tensors of the trained model."""
+        path = self.path / "model.safetensors"
+        try:
+            return dict(load_file(path))
+        except FileNotFoundError:
+            raise UserError(f"run: {self.path} has no model yet (model.safetensors); was it stopped early?") from None
+        except SafetensorError as error:
+            raise UserError(f"run: {path} is not a safetensors file ({error})") from None
+
+    def write_csv(self, name: str, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+        """Write a table atomically."""
+
+        def write(path: Path) -> None:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(header)
+                writer.writerows(rows)
+
+        write_atomically(self.path / name, write)
