@@ -99,8 +99,7 @@ class Step:
 
     def run(self, size: int) -> None:
         """Do one step on the next ``size`` images of the order."""
-        # An epoch has one odd batch, its last: compiling everything again for that one would not pay.
-        augment, encode, assign = self._compiled if size == self.sizes[0] else self._parts
+        augment, encode, assign = self.parts(size)
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
         index_B = self.order.index_select(0, self.images_done + self.places[:size])
         pixels = self.feed.pixels(index_B)
@@ -114,6 +113,13 @@ class Step:
         self.loss_sums += size * torch.stack(losses).detach()
         self.images_done += size
         self.steps_done += 1
+
+    def parts(self, size: int) -> list[Callable[..., Any]]:
+        """Return augmentation, encoder and clustering for a batch of this size.
+
+        An epoch has one odd batch, its last: compiling everything again for that one would not pay.
+        """
+        return self._compiled if size == self.sizes[0] else self._parts
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what the step alone holds between epochs: the momentum of every weight."""
