@@ -32,13 +32,29 @@ class ViewNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; in training view by view, which moves the running statistics by view 1, then by view 2."""
-        views = x.chunk(VIEWS) if self.training else (x,)
-        return torch.cat([self._normalize(view) for view in views])
+        if not self.training:
+            return self._library(x)
+        if torch.compiler.is_compiling():
+            return self._fused(x)
+        return torch.cat([self._library(view) for view in x.chunk(VIEWS)])
 
-    def _normalize(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
-        )
+    def _library(self, x: Tensor) -> Tensor:
+        statistics = (self.running_mean, self.running_var)
+        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+    def _fused(self, x: Tensor) -> Tensor:
+        """Normalise all views at once: spelled out, a compiler makes half as many kernels of it."""
+        views = x.unflatten(0, (VIEWS, -1)).float()
+        others = (1, *range(3, views.ndim))  # all but view and channel
+        variance, mean = torch.var_mean(views, others, correction=0, keepdim=True)
+        shape = mean.shape[1:]
+        y = (views - mean) * (torch.rsqrt(variance + self.eps) * self.weight.view(shape)) + self.bias.view(shape)
+        with torch.no_grad():
+            count = views[0, :, 0].numel()
+            for view in range(VIEWS):
+                self.running_mean.lerp_(mean[view].flatten(), self.momentum)
+                self.running_var.lerp_(variance[view].flatten() * (count / (count - 1)), self.momentum)
+        return y.to(x.dtype).flatten(0, 1)
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:

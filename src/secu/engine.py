@@ -59,6 +59,8 @@ class Step:
         device: torch.device,
         engine: str,
     ) -> None:
+        # Which convolution is fastest depends on the shape, and shapes never change here: let cuDNN try them once.
+        torch.backends.cudnn.benchmark = True
         self.config, self.source, self.device = config, source, device
         self.augmentation, self.encoder, self.clustering = augmentation, encoder, clustering
         self.sizes = batch_sizes(len(source), config.optim.batch_size)

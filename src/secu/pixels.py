@@ -18,10 +18,9 @@ SOLARIZE_THRESHOLD = 128 / 255
 
 
 def crop(images: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-    """Cut a box out of each image and resize it, as ``Image.resize(size, BILINEAR, box=box)``.
+    """Cut a box out of each image and resize it, as ``Image.crop(box).resize(size, BILINEAR)``.
 
-    As in pillow the filter is widened where the image shrinks (antialiasing), and reads across the box's edge where
-    the image goes on.
+    As in pillow the filter is widened where the image shrinks (antialiasing), and reads nothing outside the box.
 
     Args:
         images: (N, C, H, W).
@@ -171,8 +170,10 @@ def _resize_matrix(start: Tensor, end: Tensor, length: int, out: int) -> Tensor:
     """Return pillow's triangle filter from ``length`` pixels to ``out`` that show [start, end): (N, out, length)."""
     scale = ((end - start) / out).view(-1, 1, 1)
     centre = start.view(-1, 1, 1) + scale * (torch.arange(out, device=start.device).view(-1, 1) + 0.5)
-    distance = (torch.arange(length, device=start.device) + 0.5 - centre) / scale.abs().clamp(min=1)
-    weights = (1 - distance.abs()).clamp(min=0)
+    place = torch.arange(length, device=start.device) + 0.5
+    weights = (1 - ((place - centre) / scale.abs().clamp(min=1)).abs()).clamp(min=0)
+    inside = (place > torch.minimum(start, end).view(-1, 1, 1)) & (place < torch.maximum(start, end).view(-1, 1, 1))
+    weights = weights * inside
     return weights / weights.sum(-1, keepdim=True)
 
 

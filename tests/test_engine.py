@@ -1,0 +1,126 @@
+"""The engine on the CPU: sizes of batches, and the compiled step against the plain one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secu.backbones import ViewNorm
+from secu.checkpoint import Trained, build, restore, save
+from secu.config import load_config
+from secu.data import Images
+from secu.engine import Step, batch_sizes, choose_engine
+from secu.errors import UserError
+from secu.feed import HostFeed
+from secu.run import Run
+
+
+@given(st.integers(2, 400), st.integers(2, 64))
+def test_batches_cover_the_data_and_none_is_a_single_image(images, batch):
+    sizes = batch_sizes(images, batch)
+    assert sum(sizes) == images
+    assert min(sizes) >= 2
+    assert max(sizes) <= batch + 1
+    assert set(sizes[:-1]) <= {batch}
+
+
+def test_graph_needs_cuda():
+    with pytest.raises(UserError, match="graph needs a CUDA device, got cpu"):
+        choose_engine("graph", torch.device("cpu"))
+    assert choose_engine("auto", torch.device("cpu")) == "eager"
+    assert choose_engine("auto", torch.device("cuda")) == "graph"
+
+
+@pytest.mark.parametrize("shape", [(12, 5, 4, 3), (12, 5)])
+def test_view_norm_of_one_pass_equals_a_pass_for_each_view(shape):
+    """Values, gradients and running statistics of both forms against torch's batch-norm called view by view."""
+    torch.manual_seed(0)
+    x = torch.randn(shape) * torch.arange(1, 13.0).view(-1, *[1] * (len(shape) - 1))
+    oracle = torch.nn.BatchNorm2d(5) if len(shape) == 4 else torch.nn.BatchNorm1d(5)
+    plain, compiled = ViewNorm(5), ViewNorm(5)
+    inputs = [x.clone().requires_grad_() for _ in range(3)]
+    outputs = [
+        torch.cat([oracle(view) for view in inputs[0].chunk(2)]),
+        plain(inputs[1]),
+        torch.compile(compiled, backend="aot_eager", fullgraph=True)(inputs[2]),
+    ]
+    slope = torch.randn(shape)
+    for output in outputs:
+        output.backward(slope)
+    for norm, output, given_x in zip((plain, compiled), outputs[1:], inputs[1:], strict=True):
+        torch.testing.assert_close(output, outputs[0])
+        torch.testing.assert_close(given_x.grad, inputs[0].grad)
+        torch.testing.assert_close(norm.weight.grad, oracle.weight.grad)
+        torch.testing.assert_close(norm.running_mean, oracle.running_mean)
+        torch.testing.assert_close(norm.running_var, oracle.running_var)
+
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+ENGINES = [
+    pytest.param("compiled", "cpu", False, id="compiled-cpu"),
+    pytest.param("compiled", "cuda", False, id="compiled-cuda", marks=CUDA),
+    pytest.param("graph", "cuda", False, id="graph", marks=CUDA),
+    pytest.param("graph", "cuda", True, id="graph-images-on-host", marks=CUDA),
+]
+
+
+@pytest.fixture(scope="module")
+def blobs() -> Images:
+    """Four kinds of image that no one can confuse: a bright quadrant each, in noise. 50 batches of 16 and one of 9."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 60, (809, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    for kind in range(4):
+        top, left = 4 * (kind // 2), 4 * (kind % 2)
+        pixels[kind::4, :, top : top + 4, left : left + 4] += 180
+    return Images(pixels)
+
+
+def make_step(blobs: Images, engine: str, device: str, constraint: str) -> tuple[Trained, Step]:
+    """Build a run in float32 whose learning rate is still high at the end."""
+    jitter = ["augment.affine.rotation=0", "augment.affine.shift=0.1", "augment.affine.scale=0", "augment.affine.aspect=0"]
+    schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.mixed_precision=false"]
+    config = load_config("digits", ["heads=[4,6]", f"constraint.kind={constraint}", *jitter, *schedule])
+    place = torch.device(device)
+    model = build(config, len(blobs), blobs.shape, place)
+    return model, Step(config, blobs, model.augmentation, model.encoder, model.clustering, place, engine)
+
+
+def result(model: Trained, losses: tuple[float, float]) -> tuple[list[float], torch.Tensor, torch.Tensor]:
+    return list(losses), model.clustering.centers.unit().detach().cpu(), model.clustering.labels.cpu()
+
+
+@pytest.mark.parametrize("constraint", ["size", "entropy"])
+@pytest.mark.parametrize(("engine", "device", "on_host"), ENGINES)
+def test_engine_does_what_the_eager_step_does(blobs, engine, device, on_host, constraint, monkeypatch, tmp_path):
+    """51 steps from the same checkpoint with the same views, small last batch included.
+
+    Sums are taken in another order, so float32 differs in its last digits, which training amplifies. The run starts
+    from a checkpoint of the eager engine with settled labels: that one engine takes up another's work is shown too.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, step = make_step(blobs, "eager", device, constraint)
+    for number in range(6):
+        step.epoch(number, lambda: None)
+    run = Run.create(tmp_path / "run", model.config)
+    save(run, model, step)
+    other_model, other_step = make_step(blobs, engine, device, constraint)
+    restore(run, other_model, other_step)
+    if on_host:
+        other_step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
+    losses, centers, labels = result(model, step.epoch(6, lambda: None))
+    other_losses, other_centers, other_labels = result(other_model, other_step.epoch(6, lambda: None))
+    assert other_losses == pytest.approx(losses, rel=1e-4)
+    assert (centers * other_centers).sum(-1)[0, :4].min() > 0.9999
+    assert (labels[:, 0] == other_labels[:, 0]).float().mean() > 0.995
+
+
+def test_images_on_the_host_give_the_same_run_bit_for_bit(blobs):
+    model, step = make_step(blobs, "eager", "cpu", "size")
+    other_model, other_step = make_step(blobs, "eager", "cpu", "size")
+    other_step.feed = HostFeed(blobs, max(step.sizes), torch.device("cpu"))
+    for number in range(2):
+        losses, centers, labels = result(model, step.epoch(number, lambda: None))
+        other_losses, other_centers, other_labels = result(other_model, other_step.epoch(number, lambda: None))
+    assert other_losses == losses
+    assert torch.equal(centers, other_centers)
+    assert torch.equal(labels, other_labels)
