@@ -29,6 +29,7 @@ REPEATS = 20
 
 
 def main() -> None:
+    """Train a few epochs, time the parts, and print."""
     arguments = parse()
     device = choose_device(arguments.device)
     config = load_config(arguments.recipe, arguments.overrides)

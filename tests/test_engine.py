@@ -77,7 +77,7 @@ def blobs() -> Images:
 
 def make_step(blobs: Images, engine: str, device: str, constraint: str) -> tuple[Trained, Step]:
     """Build a run in float32 whose learning rate is still high at the end."""
-    jitter = ["augment.affine.rotation=0", "augment.affine.shift=0.1", "augment.affine.scale=0", "augment.affine.aspect=0"]
+    jitter = [f"augment.affine.{name}" for name in ("rotation=0", "shift=0.1", "scale=0", "aspect=0", "shear=0.2")]
     schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.mixed_precision=false"]
     config = load_config("digits", ["heads=[4,6]", f"constraint.kind={constraint}", *jitter, *schedule])
     place = torch.device(device)

@@ -48,7 +48,8 @@ class ViewNorm(nn.Module):
         others = (1, *range(3, views.ndim))  # all but view and channel
         variance, mean = torch.var_mean(views, others, correction=0, keepdim=True)
         shape = mean.shape[1:]
-        y = (views - mean) * (torch.rsqrt(variance + self.eps) * self.weight.view(shape)) + self.bias.view(shape)
+        scale = torch.rsqrt(variance + self.eps) * self.weight.view(shape)
+        y: Tensor = (views - mean) * scale + self.bias.view(shape)
         with torch.no_grad():
             count = views[0, :, 0].numel()
             for view in range(VIEWS):

@@ -17,37 +17,43 @@ def random_directions(heads: int, clusters: int, dim: int) -> Tensor:
     return F.normalize(torch.randn(heads, clusters, dim), dim=-1)
 
 
-class GradientCenters(nn.Module):
-    """Free parameters that follow the gradient of the center loss, at a learning rate of their own."""
+class Centers(nn.Module):
+    """Base: centers that stand still."""
 
-    def __init__(self, heads: int, clusters: int, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(random_directions(heads, clusters, dim))
+    weight: Tensor
 
     def unit(self) -> Tensor:
         """Return the centers on the sphere (H, K, D)."""
         return F.normalize(self.weight, dim=-1)
 
     def start_epoch(self) -> None:
-        """Forget what belongs to one epoch alone: nothing here."""
+        """Forget what belongs to one epoch alone."""
 
     def update(self, embeddings_SBD: Tensor, log_p_SBHK: Tensor, labels_BH: Tensor) -> None:
-        """Move the centers after a batch was assigned: nothing here, the optimiser does it."""
+        """Move the centers after a batch was assigned."""
 
 
-class ClosedFormCenters(GradientCenters):
+class GradientCenters(Centers):
+    """Free parameters that the optimiser moves along the gradient of the center loss, at a rate of their own."""
+
+    def __init__(self, heads: int, clusters: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(random_directions(heads, clusters, dim))
+
+
+class ClosedFormCenters(Centers):
     """Theorem 1, Eqn. 4: w_j = Π(Σ_{i: y_i = j} (1 − p_ij)·x_i), over the images received in the epoch so far.
 
     Π projects on the unit sphere, which is also why the paper's division by the sum of weights is left out.
     A cluster that no image was assigned to yet keeps its center.
     """
 
+    sums: Tensor
+
     def __init__(self, heads: int, clusters: int, dim: int) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.register_buffer("weight", random_directions(heads, clusters, dim))
         self.register_buffer("sums", torch.zeros(heads, clusters, dim))
-        self.weight: Tensor  # type: ignore[assignment]
-        self.sums: Tensor
 
     def start_epoch(self) -> None:
         """Begin a new sum."""
@@ -75,7 +81,12 @@ class KMeansCenters(ClosedFormCenters):
         return torch.ones_like(log_p_SBH)
 
 
-def build_centers(config: CentersConfig, heads: int, clusters: int, dim: int) -> GradientCenters:
+def build_centers(config: CentersConfig, heads: int, clusters: int, dim: int) -> Centers:
     """Return the centers that the config names."""
-    kinds = {"sgd": GradientCenters, "closed_form": ClosedFormCenters, "kmeans": KMeansCenters}
-    return kinds[config.kind](heads, clusters, dim)
+    match config.kind:
+        case "sgd":
+            return GradientCenters(heads, clusters, dim)
+        case "closed_form":
+            return ClosedFormCenters(heads, clusters, dim)
+        case "kmeans":
+            return KMeansCenters(heads, clusters, dim)

@@ -7,23 +7,23 @@ exit code 1, with a traceback only behind ``--debug``.
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from secu import __version__
-from secu.errors import UserError
+from secu.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from secu.config import Config
     from secu.run import Run
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
-console = Console(highlight=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+console = Console(highlight=False, markup=False)  # a path may hold [brackets]
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
 DataRoot = Annotated[
     Path | None, typer.Option("--data", help="Folder of data sets. Default: $SECU_DATA, else a cache.")
 ]
@@ -31,15 +31,20 @@ Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"secu {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Cluster images without labels: stable cluster discrimination (SeCu)."""
-    if version:
-        console.print(f"secu {__version__}")
-        raise typer.Exit
 
 
 @app.command()
@@ -60,24 +65,31 @@ def train(
     limit = parse_time(time_limit)
     config = load_config(recipe, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     path = out or Path("runs") / Path(recipe).stem
-    run = open_run(path, config, resume=resume, force=force)
 
     from secu.console import ProgressListener
     from secu.data import load
     from secu.results import write_results
+    from secu.train import choose_device
     from secu.train import train as train_run
 
+    # The folder comes last: a wrong device or missing data shall neither leave an empty run nor cost an old one.
+    choose_device(device)
     images = load(config.data.name, config.data.train, data, config.data.image_size)
     test = load(config.data.name, config.data.test, data, config.data.image_size)
-    with ProgressListener(console) as listener:
-        model = train_run(
-            config, images, run, test=test, device=device, resume=resume, time_limit=limit, listener=listener
-        )
+    run = open_run(path, config, resume=resume, force=force)
+    try:
+        with ProgressListener(console) as listener:
+            model = train_run(
+                config, images, run, test=test, device=device, resume=resume, time_limit=limit, listener=listener
+            )
+    except UserError:
+        run.discard_empty()
+        raise
     if not model.finished:
         console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
         return
     write_results(run, model, images)
-    console.print(f"finished in {model.seconds:.0f} s: {path}")
+    console.print(f"finished in {model.seconds:.0f} s: {path}", soft_wrap=True)
 
 
 @app.command()
@@ -150,7 +162,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     device: Device = "cpu",
 ) -> None:
-    """Cluster 1,797 handwritten digits, about two minutes on two CPU cores."""
+    """Cluster 1,797 handwritten digits: two minutes on two CPU cores."""
     from secu.console import ProgressListener
     from secu.demo import free_folder, run_demo
 
@@ -162,7 +174,8 @@ def demo(
     table.add_row("k-means on pixels", *(f"{value:.3f}" for value in result.kmeans), f"{result.kmeans_seconds:.1f}")
     table.add_row("SeCu", *(f"{value:.3f}" for value in result.secu), f"{result.seconds:.1f}")
     console.print(table)
-    console.print(f"run folder: {result.run.path}, pictures of the clusters: {result.run.path / 'exemplars.png'}")
+    path = result.run.path
+    console.print(f"run folder: {path}, pictures of the clusters: {path / 'exemplars.png'}", soft_wrap=True)
 
 
 def open_run(path: Path, config: "Config", *, resume: bool, force: bool) -> "Run":
@@ -171,14 +184,22 @@ def open_run(path: Path, config: "Config", *, resume: bool, force: bool) -> "Run
 
     if resume and force:
         raise UserError("--resume and --force contradict each other; choose one")
-    if not (resume and (path / "config.yaml").is_file()):
+    if not (resume and path.is_dir() and any(path.iterdir())):
         return Run.create(path, config, force=force)
     run = Run.open(path)
-    ours, theirs = config.model_dump(mode="json"), run.config().model_dump(mode="json")
-    if different := [key for key in ours if ours[key] != theirs[key]]:
+    ours, theirs = flatten(config.model_dump(mode="json")), flatten(run.config().model_dump(mode="json"))
+    if different := [key for key in ours | theirs if ours.get(key) != theirs.get(key)]:
         key = different[0]
-        raise UserError(f"--resume: {path} was started with {key}={theirs[key]}, got {key}={ours[key]}")
+        raise UserError(f"--resume: {path} was started with {key}={theirs.get(key)}, got {key}={ours.get(key)}")
     return run
+
+
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested settings into dotted ones."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def parse_time(text: str | None) -> float:
@@ -194,13 +215,16 @@ def parse_time(text: str | None) -> float:
 def main() -> NoReturn:
     """Run the program and turn exceptions into one line and an exit code."""
     debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"] or ["--help"]
     try:
-        code = app(arguments, standalone_mode=False)
+        _check_command(arguments[0])
+        code = app(arguments, prog_name="secu", standalone_mode=False)
+        if code == 130:  # what typer makes of Ctrl-C, without a word
+            raise KeyboardInterrupt
     except UserError as error:
         _fail(error, 2, debug)
     except (KeyboardInterrupt, typer.Abort):
-        print("secu: interrupted; training goes on from its last checkpoint with --resume", file=sys.stderr)
+        print("secu: interrupted; secu train --resume goes on from the last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
     except OSError as error:
         _fail(error, 2, debug)
@@ -209,6 +233,12 @@ def main() -> NoReturn:
             _fail(error, 2, debug, error.format_message())
         _fail(error, 1, debug, f"unexpected {type(error).__name__}: {error} (--debug shows where)")
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _check_command(word: str) -> None:
+    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
+    if not word.startswith("-") and word not in names:
+        raise UserError(f"command: unknown {word!r}; {nearest(word, names)}")
 
 
 def _fail(error: Exception, code: int, debug: bool, message: str | None = None) -> NoReturn:

@@ -33,6 +33,12 @@ class DataConfig(Model):
     mean: Channels = (0.5,)
     std: Channels = (0.25,)
 
+    @model_validator(mode="after")
+    def _can_divide(self) -> Self:
+        if min(self.std, default=0) <= 0:
+            raise ValueError(f"data.std: {list(self.std)} must be one or three numbers over 0")
+        return self
+
 
 class AffineConfig(Model):
     """Random affine jitter for digits and the like; each value is the half-width of a uniform draw."""
@@ -95,8 +101,8 @@ class LossConfig(Model):
     """What is minimised: see losses.py."""
 
     name: Literal["secu", "ce"] = "secu"  # for the centers; the encoder's is the same for both
-    temperature: float = Field(0.05, gt=0)  # [λ_x] representation
-    center_temperature: float = Field(0.05, gt=0)  # [λ_w] centers
+    temperature: float = Field(0.05, ge=1e-3)  # [λ_x] representation
+    center_temperature: float = Field(0.05, ge=1e-3)  # [λ_w] centers
     hard_label_weight: float = Field(0.2, ge=0, le=1)  # [τ] last epoch's label against the other view
 
 
@@ -114,7 +120,7 @@ class ConstraintConfig(Model):
     def _only_what_the_kind_reads(self) -> Self:
         reads = {"none": set[str](), "size": {"lower", "upper", "dual_lr"}, "entropy": {"alpha"}}
         for name in {"lower", "upper", "dual_lr", "alpha"} - reads[self.kind]:
-            if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+            if getattr(self, name) != type(self).model_fields[name].default:
                 owner = "entropy" if name == "alpha" else "size"
                 raise ValueError(
                     f"constraint.{name}: {getattr(self, name)} is only read by constraint.kind={owner}, "
@@ -164,7 +170,7 @@ class Config(Model):
     description: str = ""
     paper: PaperConfig | None = None
     init_from: str | None = None  # a run folder whose encoder and heads to start from
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)  # what numpy and scikit-learn take
     heads: tuple[int, ...] = tuple(range(10, 101, 10))
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -186,6 +192,8 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if not self.optim.total_epochs:
+            raise ValueError("optim.epochs: 0 needs optim.initial_epochs of at least 1, got 0")
         return self
 
 
@@ -202,9 +210,12 @@ def load_recipe(name: str) -> dict[str, Any]:
         path = Path(name)
         if not path.is_file():
             raise UserError(f"recipe: no file {name}")
-        text = path.read_text()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"recipe: {name} is not a text file") from None
     elif name in recipe_names():
-        text = resources.files("secu.recipes").joinpath(f"{name}.yaml").read_text()
+        text = resources.files("secu.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise UserError(f"recipe: unknown {name!r}; {nearest(name, recipe_names())}, or the path of a .yaml file")
     try:
@@ -266,7 +277,9 @@ def _one_line(error: ValidationError) -> str:
         return f"{key}: unknown setting; {nearest(path[-1], model.model_fields)}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    return f"{key}: {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    plain = {"tuple_type": "input should be a list in [brackets]", "model_type": f"input should be {key}.SETTING=VALUE"}
+    message = plain.get(first["type"], first["msg"])
+    return f"{key}: {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def _section(model: type[Model], name: str) -> type[Model]:

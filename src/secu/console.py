@@ -20,7 +20,8 @@ class ProgressListener(Listener):
         self.console = console
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self.bar = Progress(TextColumn("epoch"), *columns, *times, console=console, transient=True)
+        quiet = not console.is_terminal
+        self.bar = Progress(TextColumn("epoch"), *columns, *times, console=console, transient=True, disable=quiet)
         self.steps, self.last_line = 1, 0.0
 
     def __enter__(self) -> Self:
@@ -45,13 +46,12 @@ class ProgressListener(Listener):
 
     def epoch_ended(self, record: dict[str, Any]) -> None:
         """Show loss and cluster sizes, and a line that stays for every evaluation."""
-        note = f"loss {record['loss']:.3f}  clusters {record['smallest']:,}–{record['largest']:,}"
+        note = f"loss {record['loss']:.3f}  clusters {record['smallest']:,} to {record['largest']:,}"
         self.bar.update(self.task, completed=record["epoch"] + 1, note=note)
         quiet = time.monotonic() - self.last_line < LINE_SECONDS
         if "acc" not in record and (self.console.is_terminal or quiet):
             return
         scores = "".join(f"  {name.upper()} {record[name]:.4f}" for name in ("acc", "nmi", "ari") if name in record)
-        self.console.print(
-            f"epoch {record['epoch'] + 1:4d}  {note}{scores}  {record['seconds']:.1f} s", highlight=False
-        )
+        line = f"epoch {record['epoch'] + 1:4d}  {note}{scores}  {record['seconds']:.1f} s"
+        self.console.print(line, highlight=False, soft_wrap=True)
         self.last_line = time.monotonic()

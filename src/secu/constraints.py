@@ -47,8 +47,12 @@ class SizeConstraint(Constraint):
     def __init__(self, clusters_H: Tensor, lower: float, upper: float | None, dual_lr: float) -> None:
         super().__init__(clusters_H)
         self.lower, self.upper, self.dual_lr = lower, upper, dual_lr
-        self.register_buffer("lower_dual", torch.zeros(len(clusters_H), int(clusters_H.max())))
-        self.register_buffer("upper_dual", torch.zeros(len(clusters_H), int(clusters_H.max())))
+        real_HK = torch.arange(int(clusters_H.max())) < clusters_H[:, None]
+        # An equal share of the batch; nothing for padding, whose duals would grow for ever.
+        self.register_buffer("even_share", real_HK / clusters_H[:, None], persistent=False)
+        self.register_buffer("lower_dual", torch.zeros(real_HK.shape))
+        self.register_buffer("upper_dual", torch.zeros(real_HK.shape))
+        self.even_share: Tensor
         self.lower_dual: Tensor
         self.upper_dual: Tensor
 
@@ -59,12 +63,11 @@ class SizeConstraint(Constraint):
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Take one step of dual ascent with the shares of this batch."""
         share_HK = self._counts(labels_BH, self.lower_dual.shape[1]) / labels_BH.shape[0]
-        even_H1 = 1 / self.clusters[:, None]
-        self.lower_dual.add_(self.dual_lr * (self.lower * even_H1 - share_HK))
+        self.lower_dual.add_(self.dual_lr * (self.lower * self.even_share - share_HK))
         if self.lower < 1:
             self.lower_dual.clamp_(min=0)
         if self.upper is not None:
-            self.upper_dual.add_(self.dual_lr * (share_HK - self.upper * even_H1)).clamp_(min=0)
+            self.upper_dual.add_(self.dual_lr * (share_HK - self.upper * self.even_share)).clamp_(min=0)
 
 
 class EntropyConstraint(Constraint):

@@ -10,7 +10,7 @@ from secu.evaluate import score_clusters
 from secu.metrics import Scores, score
 from secu.results import write_results
 from secu.run import Run, write_json
-from secu.train import Listener, train
+from secu.train import Listener, choose_device, train
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def kmeans_on_pixels(images: Images, clusters: int, seed: int) -> Scores:
 def run_demo(out: Path, *, seed: int, overrides: tuple[str, ...], listener: Listener, device: str = "cpu") -> Demo:
     """Train the recipe ``digits``, score it beside k-means and leave a run folder with summary.json."""
     config = load_config("digits", (*overrides, f"seed={seed}"))
+    choose_device(device)  # a wrong one shall be told before anything is written
     images = load("digits", "all")
     assert isinstance(images, Images)
     began = time.monotonic()

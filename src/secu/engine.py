@@ -163,7 +163,8 @@ class Replays:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.step.generator)
         self.step.optimizer.zero_grad(set_to_none=True)  # gradients shall live in the graph's own memory
-        with torch.cuda.graph(graph, stream=self.stream):
+        # Other threads may go on using the device meanwhile: one of them fetches the next batch.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.step.run(size)
         return graph
 

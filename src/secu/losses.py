@@ -34,7 +34,7 @@ def secu_loss(
     heads_H = torch.arange(centers_HKD.shape[0], device=labels_BH.device)
     assigned_BHD = centers_HKD[heads_H, labels_BH]
     logit_SBH = torch.einsum("sbd,bhd->sbh", embeddings_SBD.detach(), assigned_BHD) / temperature
-    hardness_SBH = -torch.expm1(log_p_SBH)  # 1 − p, exact also where p is close to 1
+    hardness_SBH = -torch.expm1(log_p_SBH)  # 1 − p
     return (hardness_SBH * (logit_SBH.detach() - logit_SBH) - log_p_SBH).mean()
 
 

@@ -46,9 +46,8 @@ class LARS(torch.optim.Optimizer):
         gradient = gradient + decay * weight
         if not group["adapt"]:
             return gradient
-        size, slope = weight.norm(), gradient.norm()
-        ratio = torch.where((size > 0) & (slope > 0), trust * size / slope.clamp(min=1e-30), 1.0)
-        return gradient * ratio
+        size = weight.norm()
+        return gradient * torch.where(size > 0, trust * size / gradient.norm().clamp(min=1e-30), 1.0)
 
 
 def build_optimizer(

@@ -78,8 +78,8 @@ class Run:
         if path.is_dir() and any(path.iterdir()):
             if not force:
                 raise UserError(f"out: {path} exists; choose another folder, or pass --resume or --force")
-            if not (path / "config.yaml").is_file():
-                raise UserError(f"out: {path} is not a run folder (no config.yaml), so --force leaves it alone")
+            if not cls._is_run(path):
+                raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so --force leaves it alone")
             for name in FILES:
                 (path / name).unlink(missing_ok=True)
         try:
@@ -96,6 +96,24 @@ class Run:
         if not (path / "config.yaml").is_file():
             raise UserError(f"run: {path} is not a run folder (no config.yaml in it)")
         return cls(path)
+
+    @classmethod
+    def _is_run(cls, path: Path) -> bool:
+        """Say whether a folder is ours to clear: config.yaml is a common name."""
+        try:
+            cls.open(path).config()
+        except UserError:
+            return False
+        return True
+
+    def discard_empty(self) -> None:
+        """Remove a run in which not even one epoch was trained."""
+        if self.metrics() or self.has_checkpoint():
+            return
+        for name in ("config.yaml", "metrics.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def config(self) -> Config:
         """Return the config the run was made with."""
@@ -135,9 +153,10 @@ class Run:
             for name, module in modules.items()
             for key, value in module.state_dict().items()
         }
-        write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
         model = {key: value for key, value in tensors.items() if key.startswith(MODEL)}
         write_atomically(self.path / "model.safetensors", lambda path: save_file(model, path))
+        # Last, as resuming believes it: a finished state beside an older model would never be put right.
+        write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
 
     def load_state(self) -> dict[str, Any]:
         """Return the last checkpoint; only tensors and plain values are ever unpickled."""
@@ -148,17 +167,22 @@ class Run:
             raise UserError(f"run: {self.path} has no checkpoint (state.pt) to resume from") from None
         except Exception as error:
             raise UserError(f"run: {path} is not a checkpoint of this program ({type(error).__name__})") from None
-        return dict(state)
+        if not (isinstance(state, dict) and state.keys() >= {"tensors", "momentum", "epochs_done", "seconds"}):
+            raise UserError(f"run: {path} is not a checkpoint of this program")
+        return state
 
     def load_model(self) -> dict[str, Tensor]:
         """Return the tensors of the trained model."""
         path = self.path / "model.safetensors"
         try:
-            return dict(load_file(path))
+            tensors = dict(load_file(path))
         except FileNotFoundError:
             raise UserError(f"run: {self.path} has no model yet (model.safetensors); was it stopped early?") from None
         except SafetensorError as error:
             raise UserError(f"run: {path} is not a safetensors file ({error})") from None
+        if not all(any(key.startswith(part) for key in tensors) for part in MODEL):
+            raise UserError(f"run: {path} is not a model of this program")
+        return tensors
 
     def write_csv(self, name: str, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
         """Write a table atomically."""

@@ -110,9 +110,7 @@ def train_epoch(model: Trained, step: Step, listener: Listener) -> dict[str, Any
     labels = model.clustering.labels[:, 0].clone()
     loss, center_loss = step.epoch(model.epochs_done, listener.stepped)
     if not math.isfinite(loss + center_loss):
-        raise UserError(
-            f"loss: {loss} after epoch {model.epochs_done} is not finite; lower optim.lr or centers.lr"
-        )
+        raise UserError(f"loss: {loss} after epoch {model.epochs_done} is not finite; lower optim.lr or centers.lr")
     sizes = model.clustering.sizes()
     record = {
         "epoch": model.epochs_done,

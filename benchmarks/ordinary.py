@@ -1,0 +1,166 @@
+"""The ordinary pipeline that the engine is held against: what one would write first.
+
+Loader workers decode and augment image by image with pillow, the encoder runs eagerly in mixed precision, once a view,
+and heads are a Python loop. The algorithm and the network are the package's own.
+
+    python benchmarks/ordinary.py                                        # recipe cifar10, 16 workers
+    python benchmarks/ordinary.py --device cpu --images 64 --steps 2 --workers 0 encoder.backbone=small heads=[4,6]
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from secu.clustering import Clustering
+from secu.config import AugmentConfig, Config, load_config
+from secu.model import Encoder
+from secu.train import choose_device
+
+WARM_UP = 5
+ENHANCERS = {"brightness": ImageEnhance.Brightness, "contrast": ImageEnhance.Contrast, "saturation": ImageEnhance.Color}
+
+
+class Views(Dataset[tuple[Tensor, Tensor, int]]):
+    """Random uint8 images, augmented twice each, one at a time."""
+
+    def __init__(self, config: Config, images: int) -> None:
+        self.config = config
+        self.pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        image = Image.fromarray(self.pixels[index])
+        first, second = (self.normalize(augment(image, self.config.augment, view)) for view in range(2))
+        return first, second, index
+
+    def normalize(self, image: Image.Image) -> Tensor:
+        """Turn a picture into a tensor around zero."""
+        values: NDArray[np.float32] = np.asarray(image, np.float32) / 255
+        values = (values - np.float32(self.config.data.mean)) / np.float32(self.config.data.std)
+        return torch.from_numpy(values).permute(2, 0, 1).contiguous()
+
+
+def augment(image: Image.Image, config: AugmentConfig, view: int) -> Image.Image:
+    """Do to one picture what augment.py does to a batch."""
+    image = random_crop(image, config)
+    if random.random() < config.jitter_prob:
+        image = jitter(image, config)
+    if random.random() < config.grey_prob:
+        image = ImageOps.grayscale(image).convert("RGB")
+    if random.random() < config.blur_prob[view]:
+        image = image.filter(ImageFilter.GaussianBlur(random.uniform(*config.blur_radius)))
+    if random.random() < config.solarize_prob[view]:
+        image = ImageOps.solarize(image)
+    return ImageOps.mirror(image) if random.random() < config.flip_prob else image
+
+
+def random_crop(image: Image.Image, config: AugmentConfig) -> Image.Image:
+    """Cut out a random box and give it the picture's size."""
+    width, height = image.size
+    for _ in range(10):
+        area = random.uniform(config.crop_min, 1) * width * height
+        aspect = math.exp(random.uniform(-1, 1) * math.log(config.crop_aspect))
+        wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < tall <= height:
+            left, top = random.randint(0, width - wide), random.randint(0, height - tall)
+            box = (left, top, left + wide, top + tall)
+            return image.crop(box).resize(image.size, Image.Resampling.BILINEAR)
+    return image
+
+
+def jitter(image: Image.Image, config: AugmentConfig) -> Image.Image:
+    """Change brightness, contrast, saturation and hue in random order."""
+    for name in random.sample(("brightness", "contrast", "saturation", "hue"), 4):
+        strength = getattr(config, name)
+        if name == "hue":
+            hue, saturation, value = image.convert("HSV").split()
+            turned = (np.asarray(hue, np.int16) + round(255 * random.uniform(-strength, strength))) % 256
+            image = Image.merge("HSV", (Image.fromarray(turned.astype(np.uint8)), saturation, value)).convert("RGB")
+            continue
+        kinds = {
+            "brightness": ImageEnhance.Brightness,
+            "contrast": ImageEnhance.Contrast,
+            "saturation": ImageEnhance.Color,
+        }
+        image = kinds[name](image).enhance(random.uniform(1 - strength, 1 + strength))
+    return image
+
+
+def run(config: Config, images: int, steps: int, workers: int, device: torch.device) -> float:
+    """Train some steps and return the median seconds of one."""
+    encoder = Encoder(config.encoder, 3).to(device).train()
+    heads = [
+        Clustering(config.model_copy(update={"heads": (clusters,)}), images, encoder.dim).to(device)
+        for clusters in config.heads
+    ]
+    weights = [*encoder.parameters(), *(weight for head in heads for weight in head.parameters())]
+    optimizer = torch.optim.SGD(weights, 0.01, momentum=0.9, weight_decay=1e-4)
+    loader = DataLoader(
+        Views(config, images),
+        config.optim.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+    )
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < WARM_UP + steps:
+        for first, second, index in loader:
+            views = torch.cat([first, second]).to(device, non_blocking=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                embeddings = encoder(views)
+            losses = [head.step(embeddings, index.to(device)) for head in heads]
+            loss = sum(part.representation + part.centers for part in losses) / len(heads)
+            assert isinstance(loss, Tensor)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()  # the progress line of an ordinary loop
+            times.append(time.perf_counter() - began)
+            began = time.perf_counter()
+    return statistics.median(times[WARM_UP : WARM_UP + steps])
+
+
+def main() -> None:
+    """Read the command line, run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="key=value settings")
+    parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, help="write the numbers here too")
+    arguments = parser.parse_args()
+    device = choose_device(arguments.device)
+    config = load_config("cifar10", arguments.overrides)
+    seconds = run(config, arguments.images, arguments.steps, arguments.workers, device)
+    batches = math.ceil(arguments.images / config.optim.batch_size)
+    report = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "workers": arguments.workers,
+        "step_milliseconds": round(1000 * seconds, 2),
+        "epoch_seconds": round(batches * seconds, 2),
+    }
+    for name, value in report.items():
+        print(f"{name:>20}  {value}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

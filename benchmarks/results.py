@@ -1,0 +1,146 @@
+"""Keep full runs, and make the README's table and picture from what is kept: nothing in them is typed by hand.
+
+python benchmarks/results.py keep cifar10 runs/cifar10     # → benchmarks/results/cifar10-0.json
+python benchmarks/results.py publish                       # → results.csv, README.md's table, docs/accuracy.png
+"""
+
+import argparse
+import csv
+import io
+import json
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from secu.config import load_config
+from secu.errors import UserError
+from secu.run import Run, write_atomically, write_json, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- results: made by benchmarks/results.py publish -->\n", "<!-- end of results -->"
+METRICS = ("acc", "nmi", "ari")
+
+
+def keep(recipe: str, folder: Path, commit: str) -> Path:
+    """Store a finished run of a recipe, after checking that it is one: same settings, whole schedule."""
+    run = Run.open(folder)
+    config, record = run.config(), json.loads((folder / "run.json").read_text())
+    if config.model_dump() != load_config(recipe, [f"seed={config.seed}"]).model_dump():
+        raise UserError(f"{folder} was not made by recipe {recipe} as it stands now")
+    if not record["finished"]:
+        raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
+    epochs = [epoch for epoch in run.metrics() if "acc" in epoch]
+    path = KEPT / f"{recipe}-{config.seed}.json"
+    fields = ("epoch", "seconds", *METRICS, "loss", "largest", "smallest")
+    content = {
+        "recipe": recipe,
+        "command": f"secu train {recipe} --seed {config.seed}",
+        "commit": commit,
+        **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
+        **{name: epochs[-1][name] for name in (*METRICS, "largest", "smallest")},
+        "config": config.model_dump(mode="json"),
+        "epochs": [{name: epoch[name] for name in fields} for epoch in epochs],
+    }
+    write_json(path, content)
+    return path
+
+
+def kept() -> dict[str, list[dict[str, Any]]]:
+    """Return all kept runs by recipe."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(KEPT.glob("*.json")):
+        record = json.loads(path.read_text())
+        if "epochs" in record:
+            runs.setdefault(record["recipe"], []).append(record)
+    return runs
+
+
+def as_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Return one line a run."""
+    fields = ("recipe", "seed", *METRICS, "largest", "smallest", "seconds", "device", "engine", "commit")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(record for records in runs.values() for record in records)
+    return text.getvalue()
+
+
+def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the README's table: the paper's number beside the mean ± standard deviation of all seeds kept."""
+    lines = [
+        "| recipe | paper ACC / NMI / ARI | measured ACC | NMI | ARI | seeds | minutes | on |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for recipe, records in runs.items():
+        paper = load_config(recipe).paper
+        printed = f"{paper.acc} / {paper.nmi} / {paper.ari}" if paper else "not in it"
+        measured = " | ".join(spread([100 * record[name] for record in records]) for name in METRICS)
+        minutes = statistics.mean(record["seconds"] for record in records) / 60
+        devices = ", ".join(sorted({record["device"] for record in records}))
+        seeds = ", ".join(str(record["seed"]) for record in records)
+        lines.append(f"| `{recipe}` | {printed} | {measured} | {seeds} | {minutes:.1f} | {devices} |")
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    """Return mean ± standard deviation, or the one value there is."""
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def with_table(readme: str, table: str) -> str:
+    """Return the README with its results replaced."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table}{END}{after}"
+
+
+def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Draw accuracy against wall-clock for every run on a GPU."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for number, (recipe, records) in enumerate(runs.items()):
+        for record in (record for record in records if record["device"].startswith("cuda")):
+            minutes = [epoch["seconds"] / 60 for epoch in record["epochs"]]
+            accuracy = [100 * epoch["acc"] for epoch in record["epochs"]]
+            label = f"{recipe}, seed {record['seed']}: {accuracy[-1]:.2f}"
+            axes.plot(minutes, accuracy, color=f"C{number}", label=label, marker=".")
+    axes.set(xlabel="minutes from the start of training, compilation included", ylabel="ACC on the test split, %")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
+
+
+def publish() -> None:
+    """Write everything that is made from the kept runs."""
+    runs = kept()
+    write_text(KEPT / "results.csv", as_csv(runs))
+    readme = ROOT / "README.md"
+    write_text(readme, with_table(readme.read_text(), as_table(runs)))
+    draw(runs, ROOT / "docs" / "accuracy.png")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    keeping = commands.add_parser("keep", help="store a finished run")
+    keeping.add_argument("recipe")
+    keeping.add_argument("run", type=Path)
+    keeping.add_argument("--commit", help="that the run was made at; default: the one checked out")
+    commands.add_parser("publish", help="rewrite table and picture")
+    arguments = parser.parse_args()
+    if arguments.command == "publish":
+        return publish()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    try:
+        print(keep(arguments.recipe, arguments.run, arguments.commit or head.stdout.strip()))
+    except UserError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

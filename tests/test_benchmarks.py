@@ -1,0 +1,66 @@
+"""The benchmarks run on the CPU at tiny sizes, so that nobody's first try fails on a GPU; kept results stay true."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ["encoder.backbone=small", "heads=[4,6]", "optim.batch_size=16"]
+
+
+def run(script: str, *arguments: str) -> dict:
+    report = Path(arguments[-1])
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments[:-1], "--json", str(report)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return json.loads(report.read_text())
+
+
+def test_step(tmp_path):
+    report = run("step.py", "--device", "cpu", "--images", "70", "--epochs", "1", *TINY, str(tmp_path / "a.json"))
+    assert report["epoch_seconds"] > 0
+    assert 0 < report["share_of_floor"] < 1
+    assert set(report["part_milliseconds"]) >= {"augment", "encoder forward and backward", "heads", "optimiser"}
+
+
+def test_heads(tmp_path):
+    sizes = ["--clusters", "4", "--heads", "3", "--batch", "8", "--dim", "16", "--images", "100"]
+    report = run("heads.py", "--device", "cpu", *sizes, str(tmp_path / "a.json"))
+    assert all(report["constraints"][kind][0] > 0 for kind in ("none", "size", "entropy"))
+
+
+def test_ordinary_pipeline(tmp_path):
+    sizes = ["--images", "64", "--steps", "2", "--workers", "0"]
+    report = run("ordinary.py", "--device", "cpu", *sizes, *TINY, str(tmp_path / "a.json"))
+    assert report["epoch_seconds"] == pytest.approx(4 * report["step_milliseconds"] / 1000, rel=0.1, abs=0.01)
+
+
+def test_readme_and_csv_are_made_from_the_kept_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import results
+
+    runs = results.kept()
+    readme = (ROOT / "README.md").read_text()
+    assert runs
+    assert results.with_table(readme, results.as_table(runs)) == readme
+    assert (results.KEPT / "results.csv").read_text() == results.as_csv(runs)
+
+
+def test_only_a_finished_run_of_the_recipe_is_kept(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import results
+
+    from secu.config import load_config
+    from secu.errors import UserError
+    from secu.run import Run, write_json
+
+    run = Run.create(tmp_path / "run", load_config("digits", ["optim.lr=0.7"]))
+    write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
+    with pytest.raises(UserError, match="not made by recipe digits"):
+        results.keep("digits", run.path, "abc")
+    run = Run.create(tmp_path / "other", load_config("digits"))
+    write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
+    with pytest.raises(UserError, match="not finished: 3 epochs"):
+        results.keep("digits", run.path, "abc")

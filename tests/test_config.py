@@ -1,0 +1,318 @@
+"""Settings: recipes, overrides, defaults and the one line that every mistake becomes."""
+
+import math
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from secu.config import Config, load_config, load_recipe, merge, parse_overrides, recipe_names, resolve
+from secu.errors import UserError, nearest
+
+
+def complaint(*overrides, recipe="cifar10"):
+    """Return the message of the error that these overrides make; it must be a single line."""
+    with pytest.raises(UserError) as caught:
+        load_config(recipe, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message
+    return message
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim.lr=0.1", {"optim": {"lr": 0.1}}),
+        ("heads=[3, 5]", {"heads": [3, 5]}),
+        ("augment.affine=null", {"augment": {"affine": None}}),
+        ("augment.affine.scale=0.3", {"augment": {"affine": {"scale": 0.3}}}),
+        ("data={name: digits, train: all}", {"data": {"name": "digits", "train": "all"}}),
+        ("description=a=b", {"description": "a=b"}),
+        ("optim.mixed_precision=false", {"optim": {"mixed_precision": False}}),
+    ],
+)
+def test_an_override_is_a_dotted_path_and_a_yaml_value(override, expected):
+    assert parse_overrides([override]) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "expected"),
+    [
+        ("optim.weight_decay=1e-4", lambda c: c.optim.weight_decay, 1e-4),  # YAML itself reads 1e-4 as text
+        ("optim.lr=2", lambda c: c.optim.lr, 2.0),
+        ("optim.epochs=7", lambda c: c.optim.epochs, 7),
+        ("heads=[3,5]", lambda c: c.heads, (3, 5)),
+        ("augment.blur_radius=[0.5,1]", lambda c: c.augment.blur_radius, (0.5, 1.0)),
+        ("constraint.upper=1.5", lambda c: c.constraint.upper, 1.5),
+        ("augment.affine={scale: 0.5}", lambda c: (c.augment.affine.scale, c.augment.affine.shear), (0.5, 0.2)),
+        ("augment.affine.shear=0", lambda c: c.augment.affine.shear, 0.0),
+        ("init_from=runs/a", lambda c: c.init_from, "runs/a"),
+        ("seed=4294967295", lambda c: c.seed, 2**32 - 1),
+    ],
+)
+def test_an_override_reaches_the_setting_with_its_type(override, read, expected):
+    value = read(load_config("cifar10", [override]))
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_null_puts_an_optional_setting_back():
+    assert load_config("digits").augment.affine is not None
+    assert load_config("digits", ["augment.affine=null"]).augment.affine is None
+
+
+def test_a_later_override_wins_and_leaves_its_neighbours_alone():
+    config = load_config("cifar10", ["optim.lr=1", "optim.epochs=3", "optim.lr=2"])
+    assert (config.optim.lr, config.optim.epochs, config.optim.momentum) == (2.0, 3, 0.9)
+    assert parse_overrides(["optim.lr=1", "optim={epochs: 3}"]) == {"optim": {"lr": 1, "epochs": 3}}
+
+
+def test_an_override_beats_the_recipe_and_the_recipe_the_default():
+    assert load_config("digits").optim.batch_size == 32 != Config().optim.batch_size
+    assert load_config("digits", ["optim.batch_size=64"]).optim.batch_size == 64
+
+
+def test_merge_changes_neither_of_its_arguments():
+    base, change = {"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}
+    assert merge(base, change) == {"a": {"b": 1, "d": 3}, "c": 2}
+    assert (base, change) == ({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}})
+
+
+@given(st.dictionaries(st.sampled_from(["lr", "momentum", "weight_decay"]), st.floats(0, 0.5), min_size=1))
+def test_overrides_survive_the_text_they_are_written_in(values):
+    config = load_config("cifar10", [f"optim.{key}={value!r}" for key, value in values.items()])
+    assert {key: getattr(config.optim, key) for key in values} == values
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("override", ["optim.lr", "=3", "", "no equals sign"])
+def test_an_override_without_key_or_value_says_how_one_looks(override):
+    assert complaint(override) == f"override: {override!r} must look like key=value, for example optim.lr=0.1"
+
+
+def test_a_value_that_is_no_yaml_is_named():
+    assert complaint("heads=[3,") == "override: heads: cannot read the value '[3,'"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "meant"),
+    [
+        ("optm.lr=1", "optm", "optim"),
+        ("optim.epoch=3", "optim.epoch", "epochs"),
+        ("augment.affine.scal=1", "augment.affine.scal", "scale"),
+        ("paper.ac=1", "paper.ac", "acc"),
+        ("head=[3]", "head", "heads"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_valid_one_at_every_depth(override, key, meant):
+    message = complaint(override)
+    assert message.startswith(f"{key}: unknown setting; did you mean {meant}? valid: ")
+
+
+def test_an_unknown_key_that_is_near_nothing_lists_what_is_valid():
+    message = complaint("optim.zzzzzzz=1")
+    assert "did you mean" not in message
+    assert message.endswith(
+        "valid: batch_size, epochs, initial_epochs, lr, mixed_precision, momentum, name, warmup_epochs, weight_decay"
+    )
+
+
+@pytest.mark.parametrize("key", ["..", "optim.", ".optim", "optim.lr.x", "heads.0"])
+def test_a_malformed_path_is_an_error(key):
+    assert complaint(f"{key}=3")
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("optim.lr=fast", ["optim.lr", "'fast'", "number"]),
+        ("optim.epochs=3.5", ["optim.epochs", "3.5", "integer"]),
+        ("optim.epochs=-1", ["optim.epochs", "-1", "0"]),
+        ("heads=5", ["heads", "5", "list"]),
+        ("heads=[5,x]", ["heads.1", "'x'", "integer"]),
+        ("optim=3", ["optim", "3", "optim.SETTING=VALUE"]),
+        ("optim.lr=", ["optim.lr", "None", "number"]),
+        ("optim.lr=nan", ["optim.lr", "nan", "finite"]),
+        ("centers.lr=.inf", ["centers.lr", "inf", "finite"]),
+        ("encoder.backbone=resnet19", ["encoder.backbone", "'resnet19'", "'resnet18'", "'small'"]),
+        ("encoder.prediction_layers=1", ["encoder.prediction_layers", "1", "0 or 2"]),
+        ("encoder.projection_layers=4", ["encoder.projection_layers", "4", "3"]),
+        ("encoder.dim=1", ["encoder.dim", "1", "2"]),
+        ("constraint.kind=sise", ["constraint.kind", "'sise'", "'none', 'size' or 'entropy'"]),
+        ("constraint.lower=1.1", ["constraint.lower", "1.1", "1"]),
+        ("constraint.upper=0.9", ["constraint.upper", "0.9", "1"]),
+        ("constraint.dual_lr=0", ["constraint.dual_lr", "0"]),
+        ("centers.kind=kmean", ["centers.kind", "'kmean'", "'kmeans'"]),
+        ("loss.temperature=0", ["loss.temperature", "0"]),
+        ("loss.hard_label_weight=1.5", ["loss.hard_label_weight", "1.5", "1"]),
+        ("optim.name=adam", ["optim.name", "'adam'", "'sgd' or 'lars'"]),
+        ("optim.batch_size=1", ["optim.batch_size", "1", "2"]),
+        ("optim.momentum=1", ["optim.momentum", "1"]),
+        ("augment.crop_min=0", ["augment.crop_min", "0"]),
+        ("augment.blur_prob=[1,0.1,0.1]", ["augment.blur_prob"]),
+        ("engine=fast", ["engine", "'fast'", "'auto'"]),
+        ("seed=-1", ["seed", "-1", "0"]),
+        ("seed=4294967296", ["seed", "4294967296"]),
+        ("data.name=[a]", ["data.name", "['a']", "string"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_valid(override, parts):
+    message = complaint(override)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["loss.name=ce", "centers.kind=closed_form"], ["loss.name: ce", "centers.kind must be sgd", "closed_form"]),
+        (["loss.name=ce", "centers.kind=kmeans"], ["loss.name: ce", "kmeans"]),
+        (["centers.kind=closed_form", "centers.schedule=rising"], ["centers.schedule: rising", "centers.kind=sgd"]),
+        (["encoder.prediction_layers=2", "encoder.projection_layers=0"], ["encoder.projection_layers of 1 to 3"]),
+        (["constraint.alpha=5"], ["constraint.alpha: 5.0", "kind=entropy", "got constraint.kind=size"]),
+        (["constraint.kind=none", "constraint.alpha=5"], ["constraint.alpha", "got constraint.kind=none"]),
+        (["constraint.kind=entropy", "constraint.lower=0.5"], ["constraint.lower: 0.5", "kind=size"]),
+        (["constraint.kind=entropy", "constraint.upper=2"], ["constraint.upper: 2.0", "kind=size"]),
+        (["constraint.kind=none", "constraint.dual_lr=1"], ["constraint.dual_lr: 1.0", "kind=size"]),
+        (["heads=[]"], ["heads: []", "at least 2"]),
+        (["heads=[10,1]"], ["heads: [10, 1]", "at least 2"]),
+        (["augment.blur_radius=[2,1]"], ["augment.blur_radius: (2.0, 1.0)", "rising"]),
+        (["augment.blur_radius=[0,1]"], ["augment.blur_radius: (0.0, 1.0)", "over 0"]),
+        (["augment.blur_prob=[1,1.5]"], ["augment.blur_prob: (1.0, 1.5)", "0 to 1"]),
+        (["augment.solarize_prob=[-0.1,0]"], ["augment.solarize_prob: (-0.1, 0.0)", "0 to 1"]),
+        (["data.std=[0]"], ["data.std: [0.0]", "over 0"]),
+        (["data.std=[]"], ["data.std: []", "over 0"]),
+        (["optim.epochs=0", "optim.initial_epochs=0"], ["optim.epochs: 0", "optim.initial_epochs"]),
+    ],
+)
+def test_an_impossible_combination_is_named(overrides, parts):
+    message = complaint(*overrides)
+    for part in parts:
+        assert part in message
+
+
+def test_a_config_written_out_in_full_is_valid_again():
+    """What the constraint does not read may be there, as long as it says nothing else than the default."""
+    for name in recipe_names():
+        config = load_config(name)
+        assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+def test_a_config_cannot_be_changed():
+    config = load_config("cifar10")
+    for section, key in ((config, "seed"), (config.optim, "lr"), (config.augment, "crop_min")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, key, 1)
+    assert load_config("cifar10") == config
+
+
+# Recipes
+
+
+def test_a_recipe_can_be_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: {name: digits}\nheads: [4]\ndescription: grün\n", encoding="utf-8")
+    config = load_config(str(path), ["seed=3"])
+    assert (config.data.name, config.heads, config.seed, config.description) == ("digits", (4,), 3, "grün")
+    assert config.optim == Config().optim
+
+
+def test_an_empty_recipe_is_the_defaults(tmp_path):
+    (tmp_path / "empty.yml").write_text("# nothing\n")
+    assert load_config(str(tmp_path / "empty.yml")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a: [", "is not valid YAML"),
+        (b"- 1\n- 2\n", "must hold key: value pairs, got list"),
+        (b"just words", "must hold key: value pairs, got str"),
+        (b"\xff\xfe\x00", "is not a text file"),
+        (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_an_error(tmp_path, content, expected):
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    message = complaint(recipe=str(path))
+    assert message.startswith(f"recipe: {path} ")
+    assert expected in message
+
+
+def test_a_recipe_whose_keys_are_numbers_is_an_error(tmp_path):
+    (tmp_path / "numbers.yaml").write_text("1: 2\n")
+    assert "strings" in complaint(recipe=str(tmp_path / "numbers.yaml"))
+
+
+def test_a_missing_recipe_file_is_named(tmp_path):
+    assert complaint(recipe=str(tmp_path / "no.yaml")) == f"recipe: no file {tmp_path / 'no.yaml'}"
+    assert complaint(recipe=str(tmp_path)).startswith(f"recipe: unknown '{tmp_path}'")
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    message = complaint(recipe="cifar10-entrop")
+    assert message.startswith("recipe: unknown 'cifar10-entrop'; did you mean cifar10-entropy? valid: cifar10, ")
+    assert message.endswith("or the path of a .yaml file")
+
+
+def test_nearest_prefers_the_closest_and_sorts_the_rest():
+    assert nearest("lars", ["sgd", "lars2", "adam"]) == "did you mean lars2? valid: adam, lars2, sgd"
+    assert nearest("zzz", ["b", "a"]) == "valid: a, b"
+
+
+def test_load_recipe_returns_only_what_differs():
+    assert set(load_recipe("cifar10")) == {"description", "paper", "data"}
+
+
+# Defaults: those that FACTS.md and the paper state for every experiment
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda c: c.heads, (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)),
+        (lambda c: (c.data.name, c.data.train, c.data.test), ("cifar10", "train", "test")),
+        (lambda c: (c.augment.crop_min, c.augment.size), (0.3, None)),
+        (lambda c: c.augment.crop_aspect, 4 / 3),
+        (lambda c: c.augment.jitter_prob, 0.8),
+        (
+            lambda c: (c.augment.brightness, c.augment.contrast, c.augment.saturation, c.augment.hue),
+            (0.4, 0.4, 0.2, 0.1),
+        ),
+        (lambda c: c.augment.grey_prob, 0.2),
+        (lambda c: c.augment.blur_prob, (1.0, 0.1)),
+        (lambda c: c.augment.blur_radius, (0.1, 2.0)),
+        (lambda c: c.augment.solarize_prob, (0.0, 0.2)),
+        (lambda c: c.augment.flip_prob, 0.5),
+        (lambda c: c.augment.affine, None),
+        (lambda c: (c.encoder.backbone, c.encoder.stem), ("resnet18", "cifar")),
+        (lambda c: (c.encoder.projection_layers, c.encoder.prediction_layers), (2, 0)),
+        (lambda c: (c.encoder.hidden_dim, c.encoder.dim), (None, 128)),  # None: the backbone's 512
+        (lambda c: c.loss.name, "secu"),
+        (lambda c: (c.loss.temperature, c.loss.center_temperature), (0.05, 0.05)),
+        (lambda c: c.loss.hard_label_weight, 0.2),  # τ of the paper
+        (lambda c: (c.constraint.kind, c.constraint.score), ("size", "cosine")),
+        (lambda c: (c.constraint.lower, c.constraint.upper, c.constraint.dual_lr), (0.9, None, 0.1)),
+        (lambda c: c.constraint.alpha, None),  # 6N/50
+        (lambda c: (c.centers.kind, c.centers.lr, c.centers.schedule), ("sgd", 1.2, "constant")),
+        (lambda c: (c.optim.name, c.optim.lr, c.optim.momentum, c.optim.weight_decay), ("sgd", 0.2, 0.9, 1e-4)),
+        (lambda c: c.optim.batch_size, 128),
+        (lambda c: (c.optim.epochs, c.optim.initial_epochs, c.optim.warmup_epochs), (400, 1, 10)),
+        (lambda c: c.optim.total_epochs, 401),
+        (lambda c: c.optim.mixed_precision, True),
+    ],
+)
+def test_defaults_are_those_of_the_paper(read, expected):
+    value = read(Config())
+    assert value == expected
+    if isinstance(value, float):
+        assert math.isfinite(value)

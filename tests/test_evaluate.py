@@ -1,0 +1,209 @@
+"""Embedding, predicting and what a person looks at afterwards: the table and the picture."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from secu import evaluate, results
+from secu.checkpoint import build, load_trained
+from secu.config import load_config
+from secu.data import Images, load
+from secu.evaluate import Predictions, embed, evaluation_mode, predict, score_clusters
+from secu.metrics import score
+from secu.results import draw_exemplars, nearest_to_center, tile, write_results
+from secu.run import Run
+from secu.train import train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    everything = load("digits", "all")
+    return Images(everything.pixels[:120], everything.targets[:120])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, digits):
+    """Train a small run, and return its folder and its model."""
+    config = load_config("digits", ["heads=[4,6]", "optim.epochs=2", "encoder.dim=16"])
+    run = Run.create(tmp_path_factory.mktemp("evaluate") / "run", config)
+    return run, train(config, digits, run, device="cpu")
+
+
+def random_predictions(images, clusters, seed=0):
+    numbers = torch.Generator().manual_seed(seed)
+    embeddings = torch.nn.functional.normalize(torch.randn(images, 5, generator=numbers), dim=1)
+    centers = torch.nn.functional.normalize(torch.randn(clusters, 5, generator=numbers), dim=1)
+    return embeddings, centers, predict(embeddings, centers, 0.05)
+
+
+# Predictions
+
+
+def test_predictions_against_a_loop(digits):
+    embeddings, centers, found = random_predictions(40, 7)
+    for i in range(40):
+        cosines = [sum(float(a) * float(b) for a, b in zip(embeddings[i], w, strict=True)) for w in centers]
+        best = max(range(7), key=lambda k: cosines[k])
+        total = sum(math.exp(c / 0.05) for c in cosines)
+        assert int(found.cluster[i]) == best
+        assert float(found.cosine[i]) == pytest.approx(cosines[best], abs=1e-6)
+        assert float(found.confidence[i]) == pytest.approx(math.exp(cosines[best] / 0.05) / total, abs=1e-5)
+
+
+def test_embeddings_are_unit_and_do_not_depend_on_the_batch(finished, digits, monkeypatch):
+    _, model = finished
+    whole = embed(model.encoder, model.augmentation, digits)
+    assert whole.shape == (120, 16)
+    torch.testing.assert_close(whole.norm(dim=1), torch.ones(120))
+    monkeypatch.setattr(evaluate, "BATCH", 7)
+    torch.testing.assert_close(embed(model.encoder, model.augmentation, digits), whole)
+    single = Images(digits.pixels[5:6], None)
+    torch.testing.assert_close(embed(model.encoder, model.augmentation, single), whole[5:6])
+
+
+def test_embedding_is_unaugmented_repeatable_and_changes_no_state(finished, digits):
+    _, model = finished
+    before = {key: value.clone() for key, value in model.encoder.state_dict().items()}
+    model.encoder.train()
+    first, second = (embed(model.encoder, model.augmentation, digits) for _ in range(2))
+    assert torch.equal(first, second)
+    assert model.encoder.training
+    for key, value in model.encoder.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_mode_is_left_as_it_was_entered_also_after_an_error(finished, training):
+    _, model = finished
+    model.encoder.train(training)
+    seen = []
+
+    def fail():
+        with evaluation_mode(model.encoder):
+            seen.append(model.encoder.training)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == [False]
+    assert model.encoder.training is training
+
+
+def test_scores_are_of_known_labels_only_and_none_without_any(digits):
+    cluster = torch.arange(120) % 4
+    assert score_clusters(digits, cluster) == score(digits.targets.numpy(), cluster.numpy())
+    half = digits.targets.clone()
+    half[::2] = -1
+    assert score_clusters(Images(digits.pixels, half), cluster) == score(half[1::2].numpy(), cluster[1::2].numpy())
+    assert score_clusters(Images(digits.pixels, None), cluster) is None
+    assert score_clusters(Images(digits.pixels, torch.full((120,), -1)), cluster) is None
+
+
+def test_a_model_read_back_predicts_the_same(finished, digits):
+    run, model = finished
+    again = load_trained(run, digits.shape, CPU)
+    ours, theirs = (embed(m.encoder, m.augmentation, digits) for m in (model, again))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(model.clustering.head(), again.clustering.head())
+    assert model.clustering.head().shape == (4, 16)
+
+
+# assignments.csv
+
+
+def test_assignments_hold_a_row_an_image_in_order(finished, digits):
+    run, model = finished
+    found = write_results(run, model, digits)
+    with (run.path / "assignments.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["index", "cluster", "confidence", "cosine"]
+    assert [int(row[0]) for row in rows[1:]] == list(range(120))
+    embeddings = embed(model.encoder, model.augmentation, digits)
+    cosines = embeddings @ model.clustering.head().T
+    for row, cosine in zip(rows[1:], cosines, strict=True):
+        assert int(row[1]) == int(cosine.argmax())
+        assert float(row[2]) == pytest.approx(float(torch.softmax(cosine / 0.05, 0).max()), abs=5.1e-5)
+        assert float(row[3]) == pytest.approx(float(cosine.max()), abs=5.1e-5)
+    assert found.cluster.tolist() == [int(row[1]) for row in rows[1:]]
+    with Image.open(run.path / "exemplars.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.size == draw_exemplars(digits, found, 4).size
+
+
+# exemplars.png
+
+
+def test_exemplars_are_the_members_closest_to_their_center():
+    embeddings, centers, found = random_predictions(60, 4)
+    for cluster in range(4):
+        members = [i for i in range(60) if int(found.cluster[i]) == cluster]
+        expected = sorted(members, key=lambda i: -float(embeddings[i] @ centers[cluster]))[:5]
+        assert nearest_to_center(found, cluster, 5).tolist() == expected
+
+
+def test_a_small_or_empty_cluster_has_few_or_no_exemplars():
+    found = Predictions(torch.tensor([2, 0, 2]), torch.ones(3), torch.tensor([0.1, 0.9, 0.7]))
+    assert nearest_to_center(found, 2, 12).tolist() == [2, 0]
+    assert nearest_to_center(found, 1, 12).tolist() == []
+
+
+def box(cluster, column):
+    """Return where a tile of the picture lies."""
+    left, top = (
+        results.MARGIN + column * (results.TILE + results.GAP),
+        results.GAP + cluster * (results.TILE + results.GAP),
+    )
+    return left, top, left + results.TILE, top + results.TILE
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 8), (3, 96), (1, 100)])
+def test_the_picture_shows_the_closest_images_in_the_row_of_their_cluster(channels, side):
+    """Every image is of one colour of its own, so that any mistake in place or channel shows."""
+    numbers = np.random.default_rng(0)
+    colours = numbers.permutation(256)[:40].reshape(40, 1)
+    if channels == 3:
+        colours = np.concatenate([colours, colours[::-1], (colours + 99) % 256], 1)
+    pixels = torch.from_numpy(colours.astype(np.uint8))[..., None, None].expand(-1, -1, side, side).contiguous()
+    _, _, found = random_predictions(40, 3)
+    picture = draw_exemplars(Images(pixels), found, 3)
+    assert picture.mode == "RGB"
+    pitch = results.TILE + results.GAP
+    assert picture.size == (results.MARGIN + results.COLUMNS * pitch + results.GAP, 3 * pitch + results.GAP)
+    for cluster in range(3):
+        index = nearest_to_center(found, cluster, results.COLUMNS).tolist()
+        assert index
+        for column in range(results.COLUMNS):
+            shown = np.asarray(picture.crop(box(cluster, column)))
+            expected = colours[index[column]] if column < len(index) else 255
+            assert (shown == expected).all()
+
+
+def test_the_picture_stays_small_with_many_clusters():
+    _, _, found = random_predictions(80, 70)
+    picture = draw_exemplars(Images(torch.zeros(80, 1, 8, 8, dtype=torch.uint8)), found, 70)
+    assert picture.height == results.MOST_ROWS * (results.TILE + results.GAP) + results.GAP
+
+
+def test_small_images_keep_their_pixels_in_a_tile():
+    pixels = torch.arange(64, dtype=torch.uint8).view(1, 8, 8)
+    shown = np.asarray(tile(pixels))
+    assert shown.shape == (64, 64, 3)
+    assert (shown[4::8, 4::8, 0] == pixels[0].numpy()).all()
+    assert set(shown.ravel().tolist()) == set(range(64))
+
+
+def test_an_untrained_model_has_the_same_weights_for_the_same_seed_alone():
+    config = load_config("digits", ["heads=[3]"])
+    first, second = (build(config, 10, (1, 8, 8), CPU) for _ in range(2))
+    for ours, theirs in zip(first.encoder.parameters(), second.encoder.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(first.clustering.centers.weight, second.clustering.centers.weight)
+    other = build(load_config("digits", ["heads=[3]", "seed=1"]), 10, (1, 8, 8), CPU)
+    assert not torch.equal(next(first.encoder.parameters()), next(other.encoder.parameters()))
+    assert not torch.equal(first.clustering.centers.weight, other.clustering.centers.weight)

@@ -1,0 +1,211 @@
+"""The losses against the paper's formulas, written as loops over images, views, heads and clusters in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from secu.losses import PADDING, at_label, cross_entropy, log_probabilities, secu_loss, soft_label_loss
+
+HEADS = (3, 5, 2)  # the second is the widest: the others are padded to it
+DIM = 4
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def make_mask(heads: tuple[int, ...] = HEADS) -> Tensor:
+    return torch.tensor([[0.0 if k < clusters else -PADDING for k in range(max(heads))] for clusters in heads])
+
+
+def make_labels(images: int, heads: tuple[int, ...] = HEADS, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randint(0, k, (images,), generator=generator) for k in heads], dim=1)
+
+
+def log_p_loop(x: Tensor, centers: Tensor, clusters: int, temperature: float) -> list[Tensor]:
+    """Eqn. 2 for one embedding and one head, over the head's own clusters only."""
+    logits = [sum(x[d] * centers[k, d] for d in range(len(x))) / temperature for k in range(clusters)]
+    total = sum(torch.exp(logit) for logit in logits)
+    return [logit - torch.log(total) for logit in logits]
+
+
+def ours(x_SBD: Tensor, centers_HKD: Tensor, temperature: float, heads: tuple[int, ...] = HEADS) -> Tensor:
+    cosines_SBHK = torch.einsum("sbd,hkd->sbhk", x_SBD, centers_HKD)
+    return log_probabilities(cosines_SBHK, make_mask(heads).to(x_SBD.dtype), temperature)
+
+
+# Log-probabilities
+
+
+def test_log_probabilities_are_those_of_each_head_alone():
+    x, centers = unit(2, 6, DIM), unit(len(HEADS), max(HEADS), DIM, seed=1)
+    log_p = ours(x, centers, 0.1)
+    for s in range(2):
+        for b in range(6):
+            for h, clusters in enumerate(HEADS):
+                expected = log_p_loop(x[s, b], centers[h], clusters, 0.1)
+                assert log_p[s, b, h, :clusters].tolist() == pytest.approx([float(v) for v in expected], abs=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(2, 7), min_size=1, max_size=4).map(tuple),
+    st.floats(0.01, 10),
+    st.lists(st.floats(-1, 1, width=32), min_size=28, max_size=28),
+)
+def test_padded_clusters_have_exactly_zero_probability(heads, temperature, values):
+    """Whatever the cosines, in float32: zero there, never NaN, and one in sum over the true clusters."""
+    cosines = torch.tensor(values, dtype=torch.float32).view(4, 7)[: len(heads), : max(heads)][None, None]
+    log_p = log_probabilities(cosines, make_mask(heads), temperature)
+    assert log_p.isfinite().all()
+    for h, clusters in enumerate(heads):
+        assert (log_p[0, 0, h, clusters:].exp() == 0).all()
+        assert float(log_p[0, 0, h, :clusters].exp().sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_at_label_picks_the_value_of_each_image_and_head():
+    values, labels = torch.randn(2, 6, len(HEADS), max(HEADS)), make_labels(6)
+    picked = at_label(values, labels)
+    for s in range(2):
+        for b in range(6):
+            for h in range(len(HEADS)):
+                assert picked[s, b, h] == values[s, b, h, labels[b, h]]
+
+
+# SeCu loss
+
+
+def secu_oracle(x_SBD: Tensor, free_HKD: Tensor, labels_BH: Tensor, temperature: float) -> Tensor:
+    """Eqn. 3 with the stop-gradient written out, on centers normalised from free vectors; mean over all."""
+    losses = []
+    for view in x_SBD:
+        for x, labels in zip(view, labels_BH, strict=True):
+            for h, clusters in enumerate(HEADS):
+                y = int(labels[h])
+                centers = [w / torch.sqrt((w * w).sum()) for w in free_HKD[h, :clusters]]
+                logits = [x @ (w if k == y else w.detach()) / temperature for k, w in enumerate(centers)]
+                losses.append(-torch.log(torch.exp(logits[y]) / sum(torch.exp(logit) for logit in logits)))
+    return sum(losses) / len(losses)
+
+
+def secu_ours(x_SBD: Tensor, free_HKD: Tensor, labels_BH: Tensor, temperature: float) -> Tensor:
+    centers_HKD = torch.nn.functional.normalize(free_HKD, dim=-1)
+    return secu_loss(x_SBD, centers_HKD, ours(x_SBD, centers_HKD, temperature), labels_BH, temperature)
+
+
+@pytest.mark.parametrize("embeddings", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+@pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_secu_loss_and_gradient_equal_eqn_3_with_stop_gradient(embeddings, temperature, dtype, accuracy):
+    x, labels = unit(embeddings, 7, DIM), make_labels(7)
+    scale = 0.5 + torch.rand(len(HEADS), max(HEADS), 1, dtype=torch.float64)  # centers are not kept at norm 1
+    start = unit(len(HEADS), max(HEADS), DIM, seed=2) * scale
+    oracle, mine = start.clone().requires_grad_(), start.to(dtype).requires_grad_()
+    expected = secu_oracle(x, oracle, labels, temperature)
+    got = secu_ours(x.to(dtype), mine, labels, temperature)
+    expected.backward()
+    got.backward()
+    torch.testing.assert_close(got.double(), expected, rtol=accuracy, atol=accuracy)
+    torch.testing.assert_close(mine.grad.double(), oracle.grad, rtol=10 * accuracy, atol=10 * accuracy)
+
+
+def test_secu_gradient_of_one_image_is_the_papers():
+    """(p − 1)·x/λ on the assigned center, exactly zero on every other one, and none to the embedding."""
+    x = unit(1, 1, DIM).requires_grad_()
+    centers = unit(1, 5, DIM, seed=1).requires_grad_()
+    log_p = ours(x, centers, 0.3, (5,))
+    secu_loss(x, centers, log_p, torch.tensor([[2]]), 0.3).backward()
+    p = float(log_p_loop(x[0, 0].detach(), centers[0].detach(), 5, 0.3)[2].exp())
+    torch.testing.assert_close(centers.grad[0, 2], (p - 1) / 0.3 * x[0, 0].detach())
+    assert (centers.grad[0, [0, 1, 3, 4]] == 0).all()
+    assert x.grad is None
+
+
+def test_secu_gradient_is_finite_for_images_on_top_of_their_center():
+    """There p is 1 in float32 and nothing is left to learn; the loss may not fall under 0 by more than rounding."""
+    free = torch.eye(DIM)[None, :2].clone().requires_grad_()
+    x = torch.eye(DIM)[None, :2]
+    centers = torch.nn.functional.normalize(free, dim=-1)
+    loss = secu_loss(x, centers, ours(x, centers, 0.01, (2,)), torch.tensor([[0], [1]]), 0.01)
+    loss.backward()
+    assert abs(loss.item()) < 1e-6
+    assert free.grad.abs().max() < 1e-4
+
+
+# Cross-entropy
+
+
+def test_cross_entropy_gradient_is_the_papers_with_negatives():
+    """∇w_j = (Σ_{y_i = j} (p_ij − 1)·x_i + Σ_{y_k ≠ j} p_kj·x_k)/λ, over the number of terms in the mean."""
+    x, labels, temperature = unit(2, 6, DIM), make_labels(6), 0.2
+    centers = unit(len(HEADS), max(HEADS), DIM, seed=1).requires_grad_()
+    loss = cross_entropy(ours(x, centers, temperature), labels)
+    loss.backward()
+    value, slope = 0.0, torch.zeros_like(centers)
+    terms = 2 * 6 * len(HEADS)
+    for s in range(2):
+        for b in range(6):
+            for h, clusters in enumerate(HEADS):
+                log_p = log_p_loop(x[s, b], centers[h].detach(), clusters, temperature)
+                value -= float(log_p[labels[b, h]]) / terms
+                for j in range(clusters):
+                    pull = 1.0 if int(labels[b, h]) == j else 0.0
+                    slope[h, j] += (math.exp(log_p[j]) - pull) * x[s, b] / temperature / terms
+    assert loss.item() == pytest.approx(value, abs=1e-12)
+    torch.testing.assert_close(centers.grad, slope)
+    assert (slope[0, 3:] == 0).all()  # a padded cluster is no negative
+
+
+def test_secu_and_cross_entropy_have_the_same_value():
+    x, labels, centers = unit(2, 6, DIM), make_labels(6), unit(len(HEADS), max(HEADS), DIM, seed=1)
+    log_p = ours(x, centers, 0.1)
+    assert float(secu_loss(x, centers, log_p, labels, 0.1)) == pytest.approx(float(cross_entropy(log_p, labels)))
+
+
+# Soft labels
+
+
+def soft_label_oracle(x_SBD: Tensor, centers_HKD: Tensor, labels_BH: Tensor, temperature: float, tau: float) -> Tensor:
+    """Eqn. 7: y^1 = τ·y + (1 − τ)·p^2 and the reverse. Outputs 3 and 4, the prediction's, have their teachers."""
+    losses = []
+    teacher_of = [1, 0, 1, 0]
+    for b, labels in enumerate(labels_BH):
+        for h, clusters in enumerate(HEADS):
+            log_p = [log_p_loop(view[b], centers_HKD[h], clusters, temperature) for view in x_SBD]
+            for s in range(len(x_SBD)):
+                teacher = [math.exp(value.item()) for value in log_p[teacher_of[s]]]  # a number carries no gradient
+                for k in range(clusters):
+                    soft = tau * (k == int(labels[h])) + (1 - tau) * teacher[k]
+                    losses.append(-soft * log_p[s][k])
+    return sum(losses) / (len(x_SBD) * len(labels_BH) * len(HEADS))
+
+
+@pytest.mark.parametrize("embeddings", [2, 4])
+@pytest.mark.parametrize("tau", [0.0, 0.2, 1.0])
+def test_soft_label_loss_and_gradient_equal_eqn_7(embeddings, tau):
+    start, labels, centers = unit(embeddings, 5, DIM), make_labels(5), unit(len(HEADS), max(HEADS), DIM, seed=1)
+    oracle, mine = start.clone().requires_grad_(), start.clone().requires_grad_()
+    expected = soft_label_oracle(oracle, centers, labels, 0.2, tau)
+    got = soft_label_loss(ours(mine, centers, 0.2), labels, tau)
+    expected.backward()
+    got.backward()
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(mine.grad, oracle.grad)
+    assert mine.grad.abs().max() > 0
+
+
+def test_soft_label_loss_of_float32_and_padding_has_no_nan():
+    """A head of 2 beside one of 500, at the smallest temperature in use and embeddings on top of centers."""
+    heads = (2, 500)
+    centers = torch.nn.functional.normalize(torch.randn(2, 500, 8), dim=-1)
+    x = centers[0, torch.tensor([[0, 1], [1, 1]])].requires_grad_()
+    loss = soft_label_loss(ours(x, centers, 0.05, heads), torch.tensor([[0, 0], [1, 499]]), 0.2)
+    loss.backward()
+    assert loss.isfinite()
+    assert x.grad.isfinite().all()

@@ -1,0 +1,197 @@
+"""SGD and LARS against loops over tensors, and the learning rates of a run."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secu.centers import ClosedFormCenters, GradientCenters
+from secu.config import Config, OptimConfig
+from secu.optim import LARS, build_optimizer, learning_rates
+
+MOMENTUM, DECAY = 0.9, 0.03
+RATES = [(0.0, 0.5), (0.1, 0.5), (0.3, 0.4), (0.2, 0.0), (0.0, 0.1)]  # encoder's and centers', step by step
+
+
+def make_encoder() -> nn.Module:
+    """A convolution, a linear layer with bias, a norm, and a matrix that starts at zero."""
+    torch.manual_seed(0)
+    encoder = nn.ModuleDict(
+        {"conv": nn.Conv2d(2, 3, 3, bias=False), "linear": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
+    )
+    encoder["zero"] = nn.Linear(2, 2, bias=False)
+    nn.init.zeros_(encoder["zero"].weight)
+    return encoder
+
+
+def gradients(weights: list[Tensor], step: int) -> list[Tensor]:
+    """Reproducible gradients; that of the last weight is zero in step 2."""
+    generator = torch.Generator().manual_seed(step)
+    drawn = [torch.randn(weight.shape, generator=generator) for weight in weights]
+    if step == 2:
+        drawn[-1].zero_()
+    return drawn
+
+
+def run(name: str, encoder: nn.Module, centers: nn.Module) -> list[np.ndarray]:
+    """Take the steps of RATES with one optimiser, whose learning rates change in place."""
+    rates = torch.zeros(2)
+    config = OptimConfig(name=name, momentum=MOMENTUM, weight_decay=DECAY)
+    optimizer = build_optimizer(config, encoder, centers, rates[0], rates[1])
+    weights = [*encoder.parameters(), *centers.parameters()]
+    for step, rate in enumerate(RATES):
+        rates.copy_(torch.tensor(rate))
+        for weight, gradient in zip(weights, gradients(weights, step), strict=True):
+            weight.grad = gradient
+        optimizer.step()
+    return [weight.detach().double().numpy() for weight in weights]
+
+
+def oracle(name: str, encoder: nn.Module, centers: nn.Module, trust: float = 1e-3) -> list[np.ndarray]:
+    """Repeat v ← m·v + direction, w ← w − lr·v; LARS scales and decays only matrices, and only the encoder's."""
+    tensors = [*encoder.parameters(), *centers.parameters()]
+    in_encoder = len(list(encoder.parameters()))
+    weights = [weight.detach().double().numpy().copy() for weight in tensors]
+    velocity = [np.zeros_like(weight) for weight in weights]
+    for step, rates in enumerate(RATES):
+        for number, gradient in enumerate(gradients(tensors, step)):
+            w, g = weights[number], gradient.double().numpy()
+            is_center = number >= in_encoder
+            if name == "sgd" or is_center:
+                direction = g + DECAY * w
+            elif w.ndim == 1:
+                direction = g
+            else:
+                direction = g + DECAY * w
+                size, slope = math.sqrt((w**2).sum()), math.sqrt((direction**2).sum())
+                if size > 0 and slope > 0:
+                    direction = trust * size / slope * direction
+            velocity[number] = MOMENTUM * velocity[number] + direction
+            weights[number] = w - rates[is_center] * velocity[number]
+    return weights
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_optimiser_equals_a_loop_over_tensors(name):
+    """Learning rates are read anew at each step; norms and centers are decayed by SGD, norms are not by LARS."""
+    encoder, centers = make_encoder(), GradientCenters(2, 3, 4)
+    expected = oracle(name, encoder, centers)
+    start = [weight.detach().clone() for weight in [*encoder.parameters(), *centers.parameters()]]
+    for got, wanted, before in zip(run(name, encoder, centers), expected, start, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(wanted, before.numpy(), atol=1e-5)
+
+
+def test_lars_without_a_norm_to_scale_by_is_sgd():
+    """Zero weights have none, zero gradients leave none to divide by: neither becomes NaN, nor stands still forever."""
+    for weight, gradient, expected in (
+        (torch.zeros(2, 2), torch.ones(2, 2), -0.5),
+        (torch.ones(2, 2), torch.zeros(2, 2), 1.0),
+    ):
+        parameter = nn.Parameter(weight.clone())
+        optimizer = LARS([{"params": [parameter], "lr": torch.tensor(0.5)}], 0.9, 0.0)
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros(2, 2)
+        parameter.grad = gradient
+        optimizer.step()
+        torch.testing.assert_close(parameter.detach(), torch.full((2, 2), expected))
+
+
+def test_lars_without_adaptation_is_sgd_for_every_shape():
+    for shape in ((3,), (2, 3), (2, 3, 4)):
+        ours, theirs = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.ones(shape))
+        lars = LARS([{"params": [ours], "lr": torch.tensor(0.5), "adapt": False}], MOMENTUM, DECAY)
+        lars.state[ours]["momentum_buffer"] = torch.zeros(shape)
+        sgd = torch.optim.SGD([theirs], 0.5, MOMENTUM, weight_decay=DECAY)
+        for step in range(3):
+            ours.grad, theirs.grad = (gradients([ours], step)[0] + 1 for _ in range(2))
+            lars.step()
+            sgd.step()
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_weights_without_gradient_stay(name):
+    encoder = make_encoder()
+    before = encoder["conv"].weight.detach().clone()
+    optimizer = build_optimizer(OptimConfig(name=name), encoder, nn.Module(), torch.tensor(1.0), torch.tensor(1.0))
+    encoder["linear"].weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    assert torch.equal(encoder["conv"].weight, before)
+    assert not torch.equal(encoder["linear"].weight, make_encoder()["linear"].weight)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_centers_that_are_no_parameters_need_no_group(name):
+    encoder, centers = make_encoder(), ClosedFormCenters(2, 3, 4)
+    before = centers.weight.clone()
+    expected = oracle(name, encoder, centers)
+    for got, wanted in zip(run(name, encoder, centers), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(centers.weight, before)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_momentum_is_there_from_the_start(name):
+    encoder, centers = make_encoder(), GradientCenters(1, 2, 4)
+    optimizer = build_optimizer(OptimConfig(name=name), encoder, centers, torch.tensor(0.1), torch.tensor(0.1))
+    for weight in [*encoder.parameters(), *centers.parameters()]:
+        assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.zeros_like(weight))
+
+
+# Learning rates
+
+
+def rates_of(steps: int = 4, schedule: str = "constant", **optim: float) -> Tensor:
+    """Return the learning rates of every step of a run, one row each."""
+    config = Config(optim=optim, centers={"lr": 5.6, "schedule": schedule})
+    return torch.cat([learning_rates(config, epoch, steps) for epoch in range(config.optim.total_epochs)])
+
+
+def test_encoder_stands_still_then_warms_up_then_falls_along_a_cosine():
+    """One initial epoch, 10 of warm-up, 40 in all: every single step, four an epoch."""
+    encoder = rates_of(lr=0.2, epochs=40, warmup_epochs=10)[:, 0].tolist()
+    assert len(encoder) == 41 * 4
+    for step, rate in enumerate(encoder):
+        trained = step - 4
+        if trained < 0:
+            expected = 0.0
+        elif trained < 40:
+            expected = 0.2 * trained / 40
+        else:
+            expected = 0.2 * 0.5 * (1 + math.cos(math.pi * (trained - 40) / 120))
+        assert rate == pytest.approx(expected, abs=1e-7)
+    assert encoder[44] == pytest.approx(0.2)
+    assert 0 < encoder[-1] < 1e-3
+
+
+def test_more_initial_epochs_shift_the_schedule():
+    """The encoder sees the same rates, two epochs later; without any it starts at once."""
+    plain = rates_of(lr=0.2, epochs=12, warmup_epochs=3, initial_epochs=0)[:, 0]
+    later = rates_of(lr=0.2, epochs=12, warmup_epochs=3, initial_epochs=2)[:, 0]
+    assert later[:8].tolist() == [0] * 8
+    torch.testing.assert_close(later[8:], plain)
+    assert plain[1] > 0
+
+
+def test_runs_shorter_than_their_warm_up_only_rise():
+    encoder = rates_of(lr=0.2, epochs=3, warmup_epochs=10)[4:, 0]
+    torch.testing.assert_close(encoder, torch.arange(12) * 0.2 / 40)
+
+
+def test_run_without_warm_up_starts_at_the_full_rate():
+    encoder = rates_of(lr=0.2, epochs=5, warmup_epochs=0)[:, 0]
+    assert encoder[3] == 0
+    assert encoder[4].item() == pytest.approx(0.2)
+    assert (encoder[4:].diff() < 0).all()
+
+
+def test_centers_have_a_constant_rate_or_one_that_rises_by_the_negative_cosine():
+    assert rates_of(epochs=9)[:, 1].tolist() == pytest.approx([5.6] * 40)
+    rising = rates_of(epochs=9, schedule="rising")[:, 1]
+    expected = [5.6 * (1 - math.cos(math.pi * step / 40)) / 2 for step in range(40)]
+    assert rising.tolist() == pytest.approx(expected, abs=1e-6)
+    assert rising[0] == 0
+    assert rising[20].item() == pytest.approx(2.8)
+    assert rising[-1] > 0.99 * 5.6
