@@ -1,0 +1,170 @@
+"""The user's own images: from what they named to uint8 images in memory, decoded once.
+
+``open_source`` lists, ``prepare`` decodes into a cache and loads it; ``Source`` and ``decoded`` serve those who want
+one image, or a stream of them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.images import Images
+from secu.data.own.archives import TAR_SUFFIXES, TarSource, ZipSource
+from secu.data.own.arrays import ArraySource, open_array
+from secu.data.own.cache import Progress, Stored, build, cache_file, load
+from secu.data.own.decode import BadImage
+from secu.data.own.folders import is_image, open_folder, open_glob
+from secu.data.own.names import printable
+from secu.data.own.source import FileSource, Probe, Skipped, Source, decoded
+from secu.data.own.tables import open_manifest
+from secu.errors import UserError
+
+__all__ = [
+    "ArraySource",
+    "BadImage",
+    "FileSource",
+    "OwnImages",
+    "Probe",
+    "Source",
+    "decoded",
+    "open_source",
+    "prepare",
+    "printable",
+]
+
+MAX_BAD = 0.05  # of all images: more than that and the run stops, unless it is told not to
+LARGEST = 4096  # pixels, the side of a decoded image
+KINDS = "a folder, a glob pattern, .npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"
+
+
+@dataclass(frozen=True, eq=False)
+class OwnImages(Images):
+    """Images in memory that the user brought; row ``i`` of everything is about the same image.
+
+    Attributes:
+        ids: The id of each image.
+        columns: What the source carries along, by column.
+        rows: The number of each image within its source, int64 (N,).
+        skipped: Id and reason of each image that could not be read, and is in none of the lists above.
+    """
+
+    ids: tuple[str, ...] = ()
+    columns: Mapping[str, list[Any]] = field(default_factory=dict)
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    skipped: tuple[Skipped, ...] = ()
+
+
+def open_source(source: str | Path, labels: str | None = None) -> Source:
+    """List the images that ``source`` names; nothing is decoded yet.
+
+    Args:
+        source: A folder, a glob pattern, an array (.npy, .npz), a manifest with a ``path`` column (.csv, .tsv,
+            .parquet), an archive (.zip, .tar and compressed ones), or a single image.
+        labels: True labels, for scoring only: ``folder`` for the name of the folder that an image lies in, a column of
+            the manifest or a key of the .npz; None for none.
+
+    Raises:
+        UserError: There is no such thing, it cannot be read, or it has no such labels.
+    """
+    opened = _open(os.path.expanduser(source))
+    if labels is not None:
+        opened.require_images()
+        opened.label(labels)
+    return opened
+
+
+def _open(name: str) -> Source:
+    if os.path.isdir(name):
+        return open_folder(name)
+    if not os.path.lexists(name):
+        if glob.has_magic(name):
+            return open_glob(name)
+        raise UserError(f"source: {printable(name)} does not exist; name {KINDS}")
+    if not (os.path.isfile(name) and os.access(name, os.R_OK)):
+        raise UserError(f"source: {printable(name)} cannot be read: no permission, a broken link, or not a file at all")
+    lower = name.lower()
+    if lower.endswith((".npy", ".npz")):
+        return open_array(name)
+    if lower.endswith((".csv", ".tsv", ".parquet", ".pq")):
+        return open_manifest(name)
+    if lower.endswith(".zip"):
+        return ZipSource(name)
+    if lower.endswith(TAR_SUFFIXES):
+        return TarSource(name)
+    if is_image(os.path.basename(name)):
+        return FileSource(name, os.path.abspath(name), [os.path.basename(name)], [name])
+    raise UserError(f"source: {printable(name)} is of an unknown kind; name {KINDS}")
+
+
+def prepare(
+    source: Source,
+    size: int,
+    channels: int,
+    *,
+    cache: Path,
+    allow_bad: bool = False,
+    progress: Progress | None = None,
+) -> OwnImages:
+    """Return the images of a source as squares, decoding them unless the cache has them as they are now.
+
+    Args:
+        source: What ``open_source`` returned.
+        size: Side of the squares.
+        channels: 1 for grey, 3 for colour.
+        cache: A folder for the decoded images; it is made if it is not there. What it keeps of former states of this
+            source is removed when the images are decoded anew.
+        allow_bad: Go on when more than 5% of the images cannot be read.
+        progress: Called with the images decoded so far and of all; not at all if the cache has them.
+
+    Raises:
+        UserError: Too many images are bad, less than two are good, or the cache cannot be written.
+    """
+    if not 1 <= size <= LARGEST:
+        raise UserError(f"image_size: {size} must be from 1 to {LARGEST}")
+    if channels not in (1, 3):
+        raise UserError(f"channels: {channels} must be 1 (grey) or 3 (colour)")
+    source.require_images()
+    path = cache_file(source, size, channels, Path(cache))
+    stored = load(path, len(source), size, channels)
+    if stored is None:
+        stored = build(path, source, size, channels, progress)
+    images = _joined(source, stored)
+    _require_enough(source, images, allow_bad)
+    return images
+
+
+def _joined(source: Source, stored: Stored) -> OwnImages:
+    """Join pixels and what is known of them, without the bad ones."""
+    import torch
+
+    rows = np.array([i for i in range(len(source)) if i not in stored.bad], np.int64)
+    ids = source.ids
+    return OwnImages(
+        pixels=torch.from_numpy(stored.pixels),
+        targets=None if source.targets is None else torch.from_numpy(source.targets[rows]),
+        class_names=source.class_names,
+        ids=tuple(ids[i] for i in rows),
+        columns={name: [values[i] for i in rows] for name, values in source.columns.items()},
+        rows=rows,
+        skipped=(*source.skipped, *((ids[i], reason) for i, reason in stored.bad.items())),
+    )
+
+
+def _require_enough(source: Source, images: OwnImages, allow_bad: bool) -> None:
+    bad, total = len(images.skipped), len(images) + len(images.skipped)
+    first = f"the first: {': '.join(map(printable, images.skipped[0]))}" if bad else ""
+    if bad > MAX_BAD * total and not allow_bad:
+        share = f"{bad} of {total} images in {source.name} cannot be read, more than {MAX_BAD:.0%}"
+        raise UserError(f"source: {share}; {first}; pass --allow-bad to go on without them")
+    if len(images) < 2:
+        raise UserError(
+            f"source: only one image in {source.name}; clusters need at least two{f' ({first})' * (bad > 0)}"
+        )

@@ -1,0 +1,190 @@
+"""An .npy or .npz array of images → rows of uint8; nothing is ever unpickled.
+
+Shapes are (N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W); where both ends could be the channels,
+the last is. Values are understood by their range over the whole array, never image by image:
+
+- uint8 as it is, bool as 0 and 255;
+- other integers: 0 to 255 as they are, else 0 to 65,535 as 16-bit (the lower 8 bits are dropped);
+- floats: 0 to 1 times 255, else 0 to 255 as they are, rounded.
+"""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.own.decode import Raw
+from secu.data.own.names import one_line, printable
+from secu.data.own.source import Source, file_stamp
+from secu.errors import UserError
+
+IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # of an .npz that holds several such arrays
+SLACK = 1e-4  # by which floats may pass the ends of their range, as after scaling an image
+BLOCK = 64 << 20  # bytes looked at in one go
+SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
+
+
+class ArraySource(Source):
+    """Images in one array; it may be mapped from a file.
+
+    Args:
+        name: What messages call it.
+        array: The images, in one of the shapes and ranges above.
+        place: Where it lies; empty for an array in memory.
+        stamp: What changes when the array changes; empty: a hash of its content, which takes a while.
+        columns: What else is known of each image.
+
+    Raises:
+        UserError: The array does not hold images.
+    """
+
+    has_folders = False
+
+    def __init__(
+        self, name: str, array: NDArray[Any], *, place: str = "", stamp: str = "", columns: dict[str, Any] | None = None
+    ) -> None:
+        name = printable(name)
+        self.array = _channels_last(name, array)
+        self.factor, self.note = _factor(name, array)
+        self.stamp = stamp
+        super().__init__(name, place, [str(i) for i in range(len(array))], columns=columns)
+
+    def read(self, i: int) -> Raw:
+        """Return the pixels of image ``i``: uint8 (H, W) or (H, W, 3)."""
+        row: NDArray[Any] = np.asarray(self.array[i])
+        if row.dtype != np.uint8:
+            values = row.astype(np.float32) * np.float32(self.factor)
+            row = np.clip(np.floor(values) if self.factor < 1 else np.rint(values), 0, 255).astype(np.uint8)
+        return np.ascontiguousarray(row[..., 0] if row.shape[-1] == 1 and row.ndim == 3 else row)
+
+    def stamps(self) -> Iterator[str]:
+        """Return size and time of the array's file, or a hash of an array in memory."""
+        yield self.stamp or f"{self.array.shape} {self.array.dtype} {_hash(self.array)}"
+
+
+def open_array(path: str) -> ArraySource:
+    """Open an .npy or .npz file; other arrays of an .npz with one value an image become columns.
+
+    Raises:
+        UserError: It cannot be read, holds Python objects, or no images.
+    """
+    columns: dict[str, Any] = {}
+    try:
+        if path.lower().endswith(".npz"):
+            array, columns = _load_npz(path)
+        else:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"source: cannot read {printable(path)}: {_why(error)}") from None
+    return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
+
+
+def _why(error: Exception) -> str:
+    text = one_line(error)
+    objects = "pickle" in text.lower() or "objects" in text  # as numpy puts it
+    return "it holds pickled Python objects, which are never loaded" if objects else text
+
+
+def _load_npz(path: str) -> tuple[NDArray[Any], dict[str, Any]]:
+    shapes = _npz_shapes(path)
+    images = [key for key, (shape, _) in shapes.items() if len(shape) in (3, 4)]
+    if len(images) > 1:
+        images = [key for name in IMAGE_KEYS for key in images if key.lower() == name][:1] or images
+    if len(images) != 1:
+        what = f"several arrays of images ({', '.join(images)}): name one of them 'images'" if images else "no images"
+        held = ", ".join(f"{key} {shape}" for key, (shape, _) in shapes.items())
+        raise UserError(f"source: {printable(path)} holds {printable(what)}; it has {printable(held) or 'nothing'}")
+    with np.load(path, allow_pickle=False) as file:
+        array = file[images[0]]
+        alike = [key for key, (shape, kind) in shapes.items() if shape == array.shape[:1] and not kind.hasobject]
+        return array, {key: file[key].tolist() for key in alike}
+
+
+def _npz_shapes(path: str) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and type of every array of an .npz, from their headers."""
+    shapes = {}
+    with zipfile.ZipFile(path) as file:
+        for name in file.namelist():
+            if not name.endswith(".npy"):
+                continue
+            with file.open(name) as member:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0
+                shape, _, kind = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(member)
+                shapes[name.removesuffix(".npy")] = (shape, kind)
+    return shapes
+
+
+def _channels_last(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view (N, H, W) or (N, H, W, C)."""
+    shape = array.shape
+    wrong = UserError(f"source: {name} has shape {shape}; valid: {SHAPES}")
+    if array.ndim not in (3, 4) or 0 in shape[1:]:
+        raise wrong
+    if array.ndim == 3:
+        if shape[-1] == 3 and shape[1] > 3:
+            raise UserError(f"source: {name} has shape {shape}, which looks like one colour image; valid: {SHAPES}")
+        return array
+    if shape[-1] in (1, 3):
+        return array
+    if shape[1] in (1, 3):
+        return np.moveaxis(array, 1, -1)
+    raise wrong
+
+
+def _factor(name: str, array: NDArray[Any]) -> tuple[float, str]:
+    """Return what values are multiplied with to lie in 0 to 255, and how that was decided."""
+    kind = array.dtype.kind
+    if array.dtype == np.uint8 or len(array) == 0:
+        return 1.0, ""
+    if kind == "b":
+        return 255.0, "true and false are taken as 255 and 0"
+    if kind not in "uif":
+        raise UserError(f"source: {name} holds values of type {array.dtype}; valid: uint8, other integers, floats")
+    low, high = _range(name, array)
+    if kind == "f" and low >= -SLACK and high <= 1 + SLACK:
+        return 255.0, f"floats from {low:g} to {high:g} are taken as 0 to 1"
+    slack = 255 * SLACK if kind == "f" else 0
+    if low >= -slack and high <= 255 + slack:
+        return 1.0, f"{array.dtype} values from {low:g} to {high:g} are taken as 0 to 255"
+    if low >= 0 and high <= 65_535 and kind != "f":
+        return 1 / 256, f"integers from {low:g} to {high:g} are taken as 16-bit, 0 to 65,535"
+    valid = "0 to 1 or 0 to 255" if kind == "f" else "0 to 255 or 0 to 65535"
+    raise UserError(f"source: {name} holds {array.dtype} values from {low:g} to {high:g}; valid: {valid}")
+
+
+def _blocks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Return pieces of an array that may be larger than memory, each with the number of its first image."""
+    step = max(1, BLOCK // max(1, array[0].nbytes)) if len(array) else 1
+    for start in range(0, len(array), step):
+        yield start, np.asarray(array[start : start + step])
+
+
+def _hash(array: NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for _, block in _blocks(array):
+        digest.update(np.ascontiguousarray(block).data)
+    return digest.hexdigest()
+
+
+def _range(name: str, array: NDArray[Any]) -> tuple[float, float]:
+    """Return the lowest and highest value."""
+    low, high, broken, first = np.inf, -np.inf, 0, -1
+    for start, block in _blocks(array):
+        lowest, highest = float(block.min()), float(block.max())
+        low, high = min(low, lowest), max(high, highest)
+        if not np.isfinite([lowest, highest]).all():
+            rows = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
+            first = start + int(rows[0]) if first < 0 else first
+            broken += len(rows)
+    if broken:
+        raise UserError(
+            f"source: {name} has NaN or infinite values in {broken} of {len(array)} images, first in {first}"
+        )
+    return low, high

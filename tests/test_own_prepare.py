@@ -1,0 +1,378 @@
+"""Decoding all images once into a cache, and what happens when something goes wrong on the way."""
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import secu.data.own.cache as own_cache
+import secu.data.own.source as own_source
+from secu.data import Images
+from secu.data.own import decoded, open_source, prepare
+from secu.errors import UserError
+from secu.feed import ResidentFeed, build_feed
+
+
+def fill(folder, count, start=0):
+    """Write pictures of one grey each, of different sizes."""
+    folder.mkdir(exist_ok=True)
+    for i in range(start, start + count):
+        Image.new("RGB", (5 + i % 7, 4 + i % 5), (i, i, i)).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return fill(tmp_path / "pictures", 30)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def decodes(monkeypatch):
+    """Count the images that are decoded."""
+    calls = []
+    decode = own_source.decode
+    monkeypatch.setattr(own_source, "decode", lambda *a: calls.append(a) or decode(*a))
+    return calls
+
+
+def firsts(images):
+    return images.pixels[:, 0, 0, 0].tolist()
+
+
+def test_images_are_ready_for_training(pictures, cache):
+    images = prepare(open_source(pictures), 8, 3, cache=cache)
+    assert isinstance(images, Images)
+    assert images.pixels.dtype == torch.uint8
+    assert images.shape == (3, 8, 8)
+    assert len(images) == 30
+    assert firsts(images) == list(range(30))
+    assert images.targets is None
+    assert images.skipped == ()
+    assert images.fetch(torch.tensor([4, 4, 2]))[:, 0, 0, 0].tolist() == [4, 4, 2]
+    assert isinstance(build_feed(images, 8, torch.device("cpu")), ResidentFeed)
+
+
+def test_no_warning_about_memory_that_cannot_be_written(pictures, cache):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = prepare(open_source(pictures), 8, 3, cache=cache)
+    images.pixels[0] = 77  # changes this copy, not the cache
+    assert firsts(prepare(open_source(pictures), 8, 3, cache=cache))[0] == 0
+
+
+def test_progress_counts_to_the_end(pictures, cache):
+    seen = []
+    prepare(open_source(pictures), 8, 3, cache=cache, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(i, 30) for i in range(1, 31)]
+
+
+def test_the_second_time_nothing_is_decoded(pictures, cache, decodes):
+    first = prepare(open_source(pictures), 8, 3, cache=cache)
+    assert len(decodes) == 30
+    again = prepare(open_source(str(pictures) + "/"), 8, 3, cache=cache)
+    assert len(decodes) == 30
+    assert torch.equal(first.pixels, again.pixels)
+    prepare(open_source(pictures), 9, 3, cache=cache)
+    prepare(open_source(pictures), 8, 1, cache=cache)
+    assert len(decodes) == 90
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    assert len(decodes) == 90
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("change", ["content", "added", "removed", "renamed", "touched"])
+def test_the_cache_is_rebuilt_when_a_file_changes(pictures, cache, change, decodes):
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    prepare(open_source(pictures), 9, 3, cache=cache)
+    decodes.clear()
+    match change:
+        case "content":
+            Image.new("RGB", (9, 9), (200, 200, 200)).save(pictures / "3.png")
+        case "added":
+            fill(pictures, 1, 90)
+        case "removed":
+            (pictures / "3.png").unlink()
+        case "renamed":
+            (pictures / "3.png").rename(pictures / "3a.png")
+        case _:
+            os.utime(pictures / "3.png", ns=(1, 1))
+    images = prepare(open_source(pictures), 8, 3, cache=cache)
+    assert len(decodes) == len(images)
+    assert firsts(images)[3] == {"content": 200, "removed": 4}.get(change, 3)
+    assert len(list(cache.iterdir())) == 1  # those of the former state are gone
+
+
+def test_sources_do_not_disturb_each_other(pictures, cache, tmp_path, decodes):
+    others = fill(tmp_path / "others", 5)
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    prepare(open_source(others), 8, 3, cache=cache)
+    decodes.clear()
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    prepare(open_source(others), 8, 3, cache=cache)
+    assert not decodes
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None])
+def test_a_damaged_cache_is_rebuilt(pictures, cache, damage):
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    gc.collect()
+    (file,) = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:-30] if damage is None else damage)
+    assert firsts(prepare(open_source(pictures), 8, 3, cache=cache)) == list(range(30))
+
+
+def spoil(folder, *numbers):
+    for number in numbers:
+        (folder / f"{number}.png").write_bytes(b"spoiled")
+
+
+def test_bad_images_leave_every_list(tmp_path, cache, decodes):
+    folder = tmp_path / "many"
+    for name in ("a", "b"):
+        fill(folder if folder.exists() else folder.parent / "many", 0)
+        fill(folder / name, 30, 0 if name == "a" else 30)
+    spoil(folder / "a", 0, 7)
+    spoil(folder / "b", 59)
+    source = open_source(folder, labels="folder")
+    source.columns["number"] = list(range(60))
+    for _ in range(2):
+        images = prepare(source, 8, 3, cache=cache)
+        good = [i for i in range(60) if i not in (0, 7, 59)]
+        assert firsts(images) == good
+        assert images.ids == tuple(f"{'a' if i < 30 else 'b'}/{i}.png" for i in good)
+        assert images.targets.tolist() == [int(i >= 30) for i in good]
+        assert images.columns == {"number": good}
+        assert images.rows.tolist() == good
+        assert [name for name, _ in images.skipped] == ["a/0.png", "a/7.png", "b/59.png"]
+        assert {reason.split()[0] for _, reason in images.skipped} == {"not"}
+    assert len(decodes) == 60
+
+
+def test_more_than_5_percent_bad_stops(tmp_path, cache, decodes):
+    folder = fill(tmp_path / "pictures", 40)
+    spoil(folder, 10, 11)
+    assert len(prepare(open_source(folder), 8, 3, cache=cache)) == 38  # 5% is not more than 5%
+    spoil(folder, 12)
+    message = r"source: 3 of 40 images in .* cannot be read, more than 5%; the first: 10.png: not an image.*--allow-bad"
+    with pytest.raises(UserError, match=message):
+        prepare(open_source(folder), 8, 3, cache=cache)
+    decodes.clear()
+    images = prepare(open_source(folder), 8, 3, cache=cache, allow_bad=True)
+    assert len(images) == 37
+    assert not decodes  # the work of the run that stopped is not lost
+
+
+def test_what_was_refused_while_listing_counts_as_bad(tmp_path, cache):
+    folder = fill(tmp_path / "pictures", 3)
+    (tmp_path / "m.csv").write_text("path\npictures/0.png\npictures/1.png\npictures/1.png\n")
+    with pytest.raises(
+        UserError, match=r"1 of 3 images .* the first: pictures/1.png: row 3 names the same file as row 2"
+    ):
+        prepare(open_source(tmp_path / "m.csv"), 8, 3, cache=cache)
+    assert folder.exists()
+    assert len(prepare(open_source(tmp_path / "m.csv"), 8, 3, cache=cache, allow_bad=True).skipped) == 1
+
+
+def test_too_few(tmp_path, cache):
+    folder = fill(tmp_path / "pictures", 1)
+    with pytest.raises(UserError, match=r"source: only one image in .*; clusters need at least two"):
+        prepare(open_source(folder), 8, 3, cache=cache)
+    spoil(folder, 0)
+    with pytest.raises(UserError, match=r"source: none of the 1 images in .* can be read; first: not an image"):
+        prepare(open_source(folder), 8, 3, cache=cache, allow_bad=True)
+    np.save(tmp_path / "a.npy", np.zeros((0, 8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"source: no images in"):
+        prepare(open_source(tmp_path / "a.npy"), 8, 3, cache=cache)
+    assert not [file for file in cache.iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("size", "channels"), [(0, 3), (100_000, 3), (8, 2)])
+def test_wrong_sizes(pictures, cache, size, channels):
+    with pytest.raises(UserError, match=r"image_size: |channels: "):
+        prepare(open_source(pictures), size, channels, cache=cache)
+
+
+def test_a_mended_file_is_found_again(pictures, cache):
+    """Permission and content are part of the fingerprint."""
+    (pictures / "5.png").chmod(0o644)
+    before = open_source(pictures).fingerprint
+    (pictures / "5.png").chmod(0o600)
+    assert open_source(pictures).fingerprint != before
+
+
+def test_errors_that_may_pass_are_not_remembered(pictures, cache, monkeypatch, decodes):
+    original = own_source.decode
+
+    def flaky(raw, *rest):
+        if raw.endswith("/5.png"):
+            raise own_source.BadImage("Input/output error", lasting=False)
+        return original(raw, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_source, "decode", flaky)
+        assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 29
+    assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 30
+
+
+def test_ctrl_c_leaves_nothing(pictures, cache):
+    def press(done, total):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(open_source(pictures), 8, 3, cache=cache, progress=press)
+    assert list(cache.iterdir()) == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool")]
+    assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 30
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+import secu.data.own.source as own_source
+from secu.data.own import open_source, prepare
+decode = own_source.decode
+own_source.decode = lambda *a: time.sleep(0.05) or decode(*a)
+prepare(open_source(sys.argv[1]), 8, 3, cache=Path(sys.argv[2]), progress=lambda *a: print(*a, flush=True))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
+def test_a_real_ctrl_c(pictures, cache):
+    command = [sys.executable, "-c", INTERRUPTED, str(pictures), str(cache)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "1 30\n"
+        assert len(list(cache.iterdir())) == 1
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert list(cache.iterdir()) == []
+
+
+def test_ctrl_c_does_not_wait_for_the_queue(pictures, cache, monkeypatch):
+    original = own_source.decode
+    monkeypatch.setattr(own_source, "decode", lambda *a: time.sleep(0.2) or original(*a))
+    monkeypatch.setattr(own_source, "_cores", lambda: 2)
+
+    def press(done, total):
+        raise KeyboardInterrupt
+
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        prepare(open_source(pictures), 8, 3, cache=cache, progress=press)
+    assert time.perf_counter() - start < 1.5
+
+
+def test_a_former_cache_survives_a_failed_rebuild_of_another_size(pictures, cache, decodes):
+    prepare(open_source(pictures), 8, 3, cache=cache)
+
+    def press(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(open_source(pictures), 9, 3, cache=cache, progress=press)
+    decodes.clear()
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    assert not decodes
+
+
+@pytest.mark.parametrize("where", ["reserve", "write"])
+def test_a_full_disk(pictures, cache, monkeypatch, where):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(own_cache, "_reserve" if where == "reserve" else "_finish", full)
+    with pytest.raises(UserError, match=r"cache: no space in .*cache for 0 MB of images; free some or name another"):
+        prepare(open_source(pictures), 8, 3, cache=cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_disk_that_is_really_full(tmp_path, monkeypatch):
+    folder, disk = fill(tmp_path / "pictures", 30), tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    try:
+        if subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("cannot mount a small disk here")
+    except FileNotFoundError:
+        pytest.skip("no mount here")
+    try:
+        for reserve in (True, False):  # with and without being told beforehand
+            if not reserve:
+                monkeypatch.setattr(own_cache, "_reserve", lambda *_: None)
+            with pytest.raises(UserError, match=r"cache: no space in"):
+                prepare(open_source(folder), 128, 3, cache=disk)
+            assert list(disk.iterdir()) == []
+        assert len(prepare(open_source(folder), 32, 3, cache=disk)) == 30
+    finally:
+        gc.collect()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_cache_that_cannot_be_written(pictures, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cache: cannot write to .*file: "):
+        prepare(open_source(pictures), 8, 3, cache=tmp_path / "file")
+    with pytest.raises(UserError, match=r"cache: cannot write to .*file/below: Not a directory"):
+        prepare(open_source(pictures), 8, 3, cache=tmp_path / "file" / "below")
+
+
+def test_what_a_killed_process_left_is_swept(pictures, cache):
+    images = prepare(open_source(pictures), 8, 3, cache=cache)
+    (file,) = cache.iterdir()
+    old, new = cache / f".{file.name}.old", cache / f".{file.name}.new"
+    for left in (old, new):
+        left.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    fill(pictures, 1, 50)
+    assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 1 + len(images)
+    assert not old.exists()
+    assert new.exists()  # somebody may be writing it
+
+
+def test_memory_does_not_grow_with_the_stream(pictures, monkeypatch):
+    """No more images are in flight than the threads can use."""
+    source = open_source(pictures)
+    read, reads = source.read, []
+    monkeypatch.setattr(source, "read", lambda i: reads.append(i) or read(i))
+    stream = decoded(source, 8, 3, workers=1)
+    next(stream)
+    assert len(reads) <= own_source.AHEAD + 1
+    stream.close()
+
+
+def test_an_array_larger_than_its_squares(tmp_path, cache):
+    array = np.zeros((20, 12, 12, 3), np.float32)
+    array[:, :, :, 1] = np.linspace(0, 1, 20)[:, None, None]
+    np.save(tmp_path / "a.npy", array)
+    images = prepare(open_source(tmp_path / "a.npy"), 6, 3, cache=cache)
+    assert images.ids == tuple(map(str, range(20)))
+    assert images.pixels[:, 1, 3, 3].tolist() == np.rint(np.linspace(0, 1, 20) * 255).astype(int).tolist()
+
+
+def test_strange_names_go_all_the_way(tmp_path, cache):
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    for name in (b"\xff.png", b"a\nb.png", b"<b>.png"):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            Image.new("L", (2, 2)).save(file, "PNG")
+    (folder / "bad\n.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"the first: bad\\n.png: empty file") as caught:
+        prepare(open_source(folder), 4, 1, cache=cache)
+    assert str(caught.value).isprintable()
+    assert len(prepare(open_source(folder), 4, 1, cache=cache, allow_bad=True)) == 3
