@@ -1,0 +1,153 @@
+// ---------------------------------------------------------------------------------------------------------------
+// Edits: names, merges and marks. Three maps from a number to a value; every edit is a list of changes to them, and
+// what stood there before is kept, so that all of it can be taken back, also after a reload.
+
+const KEY = `secu-report-${content.fingerprint}`;
+const MOST_UNDO = 500;
+const edits = { names: {}, merged: {}, wrong: {}, undo: [] };
+const listeners = [];
+
+/** Make changes [kind, key, value]; an empty value removes. */
+function change(changes, message) {
+  const before = changes.map(([kind, key]) => [kind, key, edits[kind][key] ?? null]);
+  apply(changes);
+  edits.undo = [...edits.undo, before].slice(-MOST_UNDO);
+  publish(message);
+}
+
+function undo() {
+  const before = edits.undo.pop();
+  if (!before) return;
+  apply([...before].reverse());
+  publish("Undone.", false);
+}
+
+function apply(changes) {
+  for (const [kind, key, value] of changes) {
+    if (value === null || value === "" || value === false) delete edits[kind][key];
+    else edits[kind][key] = value;
+  }
+}
+
+function publish(message, offerUndo = true) {
+  if (!memory.write(KEY, JSON.stringify(edits))) $("blocked").hidden = false;
+  listeners.forEach(listener => listener());
+  toast(message, offerUndo);
+}
+
+/** Take up what was kept; anything that cannot be an edit of this report is left out. */
+function restoreEdits() {
+  let kept = {};
+  try { kept = JSON.parse(memory.read(KEY)) ?? {}; } catch { /* not ours: start afresh */ }
+  const isPlace = (key, list) => /^\d+$/.test(key) && Number(key) < list.length;
+  const valid = {
+    names: (key, value) => isPlace(key, clusters) && typeof value === "string",
+    merged: (key, value) => isPlace(key, clusters) && isPlace(value, clusters) && typeof value === "number",
+    wrong: (key, value) => isPlace(key, ids) && value === true,
+  };
+  for (const kind of Object.keys(valid)) {
+    for (const [key, value] of Object.entries(kept[kind] ?? {})) {
+      const circular = kind === "merged" && root(value) === Number(key);
+      if (valid[kind](key, value) && !circular) edits[kind][key] = value;
+    }
+  }
+  const isChange = ([kind, key, value]) => kind in valid && (value === null || valid[kind](key, value));
+  const isStep = step => Array.isArray(step) && step.every(item => Array.isArray(item) && isChange(item));
+  edits.undo = Array.isArray(kept.undo) && kept.undo.every(isStep) ? kept.undo : [];
+  $("blocked").hidden = memory.write(KEY, JSON.stringify(edits));
+}
+
+/** The cluster that a cluster is now part of: itself, unless it was merged. */
+function root(cluster) {
+  for (let steps = 0; cluster in edits.merged && steps < clusters.length; steps += 1) cluster = edits.merged[cluster];
+  return cluster;
+}
+
+/** All clusters that are now one with this one, itself first. */
+function parts(cluster) {
+  const others = Object.keys(edits.merged).map(Number).filter(other => root(other) === cluster && other !== cluster);
+  return [cluster, ...others];
+}
+
+/** The name the reader gave, or that of a part where the whole has none; may be empty. */
+function nameOf(cluster) {
+  const whole = root(cluster);
+  return parts(whole).map(part => edits.names[part]).find(Boolean) ?? "";
+}
+
+function label(cluster) {
+  return nameOf(cluster) || `Cluster ${root(cluster)}`;
+}
+
+/** Name and number, for lists to choose from. */
+function fullLabel(cluster) {
+  return `${oneLine(label(cluster), 40)}${nameOf(cluster) ? ` (cluster ${cluster})` : ""}`;
+}
+
+const sizeOf = cluster => parts(cluster).reduce((sum, part) => sum + clusters[part].size, 0);
+const rootsLeft = () => clusters.map((_, cluster) => cluster).filter(cluster => !(cluster in edits.merged));
+const isWrong = index => index in edits.wrong;
+
+function rename(cluster, text) {
+  const name = text.trim();
+  if (name === nameOf(cluster)) return;
+  // A name that came from a part would shine through an empty one: clear the parts as well.
+  const cleared = parts(cluster).filter(part => edits.names[part]).map(part => ["names", part, null]);
+  const message = name ? `Cluster ${cluster} is now “${name}”.` : `Cluster ${cluster} has no name now.`;
+  change([...cleared, ["names", cluster, name]], message);
+}
+
+function merge(from, into) {
+  const message = `${label(from)} is now part of ${label(into)}.`;
+  change([["merged", root(from), root(into)]], message);
+}
+
+function separate(cluster) {
+  change([["merged", cluster, null]], `Cluster ${cluster} stands alone again.`);
+}
+
+function toggleWrong(index) {
+  const wrong = !isWrong(index);
+  change([["wrong", index, wrong]], wrong ? "Marked as wrong." : "No longer marked as wrong.");
+}
+
+function startOver() {
+  const kinds = ["names", "merged", "wrong"];
+  change(kinds.flatMap(kind => Object.keys(edits[kind]).map(key => [kind, key, null])), "All changes are gone.");
+}
+
+// Download: a spreadsheet must take every field as text, so quotes are doubled and a formula is disarmed.
+
+function csvField(value) {
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+function csv() {
+  const wholes = clusters.map((_, cluster) => [root(cluster), nameOf(cluster)]);
+  const rows = ids.map((id, index) => {
+    const cluster = content.cluster[index];
+    const [whole, name] = wholes[cluster];
+    return [id, cluster, name, whole, isWrong(index) ? "yes" : "no"];
+  });
+  const header = ["id", "cluster", "name", "merged_cluster", "marked_wrong"];
+  return [header, ...rows].map(row => `${row.map(csvField).join(",")}\r\n`).join("");
+}
+
+function download() {
+  const address = URL.createObjectURL(new Blob([csv()], { type: "text/csv;charset=utf-8" }));
+  h("a", { href: address, download: "clusters.csv" }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  toast(`clusters.csv: ${plural(ids.length, "row", "rows")}.`, false);
+}
+
+let toastTimer = 0;
+
+function toast(message, offerUndo) {
+  announce(message);
+  $("status").textContent = message;
+  $("toast-undo").hidden = !offerUndo;
+  $("toast").hidden = Boolean(document.querySelector("dialog[open]")); // it would lie behind
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => { $("toast").hidden = true; }, 6000);
+}

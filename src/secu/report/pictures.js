@@ -1,0 +1,139 @@
+// ---------------------------------------------------------------------------------------------------------------
+// Pictures: cells of the sprite sheets, drawn when needed; and the dialog that shows one of them.
+
+const placeOf = new Map(pictures.index.map((index, place) => [index, place]));
+const sheetImages = new Map();
+
+/** Where a picture lies: its sheet's geometry and image, and the corner of its cell. */
+function cellOf(index) {
+  const place = placeOf.get(index);
+  const tier = place < content.onCards ? 0 : 1;
+  const sheet = content.sheets[tier];
+  const number = tier ? place - content.onCards : place;
+  const onSheet = number % (sheet.columns * sheet.rows);
+  return {
+    sheet,
+    image: sheetImage(tier, Math.floor(number / (sheet.columns * sheet.rows))),
+    x: (onSheet % sheet.columns) * sheet.pitch[0],
+    y: Math.floor(onSheet / sheet.columns) * sheet.pitch[1],
+  };
+}
+
+/** Decode a sheet the first time it is asked for. */
+function sheetImage(tier, number) {
+  const key = `${tier}-${number}`;
+  if (!sheetImages.has(key)) {
+    const image = new Image();
+    image.src = `data:image/jpeg;base64,${content.sheets[tier].jpegs[number]}`;
+    image.ready = image.decode();
+    sheetImages.set(key, image);
+  }
+  return sheetImages.get(key);
+}
+
+/** A canvas with one picture: unlike a sprite as background, it never shows a rim of its neighbours. */
+function thumbnail(index) {
+  const { sheet: { width, height }, image, x, y } = cellOf(index);
+  const drawing = h("canvas", { width, height, class: content.pixelated ? "thumb crisp" : "thumb" });
+  image.ready.then(() => drawing.getContext("2d").drawImage(image, x, y, width, height, 0, 0, width, height));
+  return drawing;
+}
+
+function facts(index) {
+  const place = placeOf.get(index);
+  const target = pictures.target[place];
+  return {
+    name: ids[index],
+    cluster: content.cluster[index],
+    sure: pictures.sure[place],
+    second: pictures.second[place],
+    secondSure: pictures.secondSure[place],
+    cosine: pictures.cosine[place],
+    outlier: pictures.outlier[place] === 1,
+    truth: target === undefined || target < 0 ? null : truth.classes[target],
+  };
+}
+
+/** A picture that can be opened and marked. */
+function pictureButton(index, list) {
+  const { name, sure } = facts(index);
+  const text = () => `${oneLine(name, 120)}, ${percent(sure)} sure${isWrong(index) ? ", marked as wrong" : ""}`;
+  const button = h("button", {
+    type: "button", class: "pic", "data-index": index, title: oneLine(name, 200),
+    onclick: () => openPicture(index, list),
+  }, thumbnail(index));
+  button.refresh = () => {
+    button.classList.toggle("wrong", isWrong(index));
+    button.setAttribute("aria-label", text());
+  };
+  button.refresh();
+  return button;
+}
+
+/** A row of pictures with one stop of the Tab key; arrows move inside, W marks. */
+function strip(list, name) {
+  const buttons = list.map(index => pictureButton(index, list));
+  const row = h("div", { class: "strip", role: "group", "aria-label": name }, buttons);
+  buttons.forEach((button, place) => { button.tabIndex = place ? -1 : 0; });
+  row.addEventListener("keydown", event => {
+    const place = buttons.indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (place < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key.toLowerCase() === "w") toggleWrong(list[place]);
+    if (!step) return;
+    event.preventDefault();
+    const next = buttons[(place + step + buttons.length) % buttons.length];
+    buttons.forEach(button => { button.tabIndex = button === next ? 0 : -1; });
+    next.focus();
+  });
+  return row;
+}
+
+// The dialog
+
+let opened = { index: 0, list: [] };
+
+function openPicture(index, list) {
+  opened = { index, list };
+  showPicture();
+  if (!$("picture").open) $("picture").showModal();
+}
+
+function showPicture() {
+  const { index, list } = opened;
+  const fact = facts(index);
+  const line = (term, value) => h("div", {}, h("dt", {}, term), h("dd", {}, value));
+  const step = by => { opened.index = list[(list.indexOf(index) + by + list.length) % list.length]; showPicture(); };
+  $("picture").replaceChildren(
+    h("div", { class: isWrong(index) ? "stage wrong" : "stage" }, thumbnail(index)),
+    h("h2", { id: "picture-title", class: "file" }, fact.name),
+    h("dl", { class: "facts" },
+      line("Sorted into", `${label(fact.cluster)}, ${percent(fact.sure)} sure`),
+      fact.second === fact.cluster ? null : line("Second choice", `${label(fact.second)}, ${percent(fact.secondSure)}`),
+      line("Closeness to the middle", fact.cosine === null ? "–" : fact.cosine.toFixed(2)),
+      fact.outlier && line("Note", "Likely an outlier: it fits no cluster well"),
+      fact.truth === null ? null : line("True label", fact.truth)),
+    h("div", { class: "actions" },
+      list.length > 1 && press("← Previous", () => step(-1), { class: "quiet", id: "previous" }),
+      list.length > 1 && press("Next →", () => step(1), { class: "quiet", id: "next" }),
+      h("span", { class: "space" }),
+      press(isWrong(index) ? "Not wrong after all" : "Mark as wrong", () => toggleWrong(index), { id: "mark" }),
+      press("Close", () => $("picture").close(), { class: "primary", id: "close-picture" })));
+}
+
+/** Draw the dialog anew and leave the focus on the button that has the same task. */
+function refreshPicture() {
+  const focused = document.activeElement?.id;
+  if (!$("picture").open) return;
+  showPicture();
+  if (focused) $(focused)?.focus();
+}
+
+$("picture").addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const button = { ArrowLeft: "previous", ArrowRight: "next", w: "mark", W: "mark" }[event.key];
+  if (!button || !$(button)) return;
+  event.preventDefault();
+  $(button).click();
+  $(button)?.focus();
+});
