@@ -1,8 +1,11 @@
 """Shared by all tests."""
 
+import os
+
 import torch
 
 # Small tensors gain nothing from a second thread, and where another process wants that core they lose tenfold.
+os.environ["OMP_NUM_THREADS"] = "1"  # for the programs that tests start
 torch.set_num_threads(1)
 
 

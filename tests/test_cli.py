@@ -48,7 +48,7 @@ def secu(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Train a tiny run once, as a user would, into a log of the oldest encoding; return folder and output."""
-    path = tmp_path_factory.mktemp("finished") / "run"
+    path = tmp_path_factory.mktemp("finished") / "a-path-longer-than-a-line-of-a-terminal" / "run"
     done = program("train", "digits", *TINY, "--out", path, "--seed", 3, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     return path, done
@@ -107,12 +107,12 @@ def test_help_and_nothing_at_all_list_the_commands(secu):
         assert (result.code, result.err) == (0, "")
         lines = result.out.splitlines()
         assert lines[0] == "Usage: secu [OPTIONS] COMMAND [ARGS]..."
-        for command in ("train", "evaluate", "recipes", "data", "demo"):
+        for command in ("train", "repeat", "evaluate", "recipes", "data", "demo"):
             assert any(re.match(rf"  {command} +[A-Z]\w+", line) for line in lines), command
         assert "..." not in "".join(lines[1:])  # no description is cut off
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "recipes", "data", "demo"])
+@pytest.mark.parametrize("command", ["train", "repeat", "evaluate", "recipes", "data", "demo"])
 def test_every_command_has_help(secu, command):
     result = secu(command, "--help")
     assert (result.code, result.err) == (0, "")
@@ -148,8 +148,8 @@ def test_train_leaves_a_run_folder_and_says_where(finished):
     path, done = finished
     assert done.stderr == ""
     assert files(path) == [
-        *("assignments.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
-        *("model.safetensors", "run.json", "state.pt"),
+        *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
+        *("model.safetensors", "report.html", "run.json", "state.pt"),
     ]
     assert Run.open(path).config() == load_config("digits", [*TINY, "seed=3"])
     lines = done.stdout.splitlines()
@@ -226,7 +226,7 @@ def test_resume_of_nothing_starts(secu, tmp_path):
 # Mistakes
 
 MISTAKES = {
-    "command": (["trian"], ["unknown 'trian'", "did you mean train?", "valid: data, demo, evaluate, recipes, train"]),
+    "command": (["trian"], ["unknown 'trian'", "did you mean train?", "valid: data, demo, evaluate, export, fit, "]),
     "option": (["train", "digits", "--frce"], ["--frce", "--force"]),
     "top option": (["--verson"], ["--verson", "--version"]),
     "no recipe": (["train"], ["recipe"]),

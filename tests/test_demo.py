@@ -23,8 +23,8 @@ def short(tmp_path_factory):
 
 def test_the_demo_leaves_a_whole_run_folder(short):
     assert sorted(path.name for path in short.run.path.iterdir()) == [
-        *("assignments.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
-        *("model.safetensors", "run.json", "state.pt", "summary.json"),
+        *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
+        *("model.safetensors", "report.html", "run.json", "state.pt", "summary.json"),
     ]
     config = short.run.config()
     assert (config.seed, config.data.name, config.heads[0], config.optim.epochs) == (4, "digits", 10, 1)
@@ -96,5 +96,5 @@ def test_the_demo_as_it_is_finds_the_digits(tmp_path):
     assert found.secu.nmi >= 0.9
     assert found.seconds <= 240
     records = found.run.metrics()
-    assert len(records) == 151
+    assert len(records) == 121
     assert records[-1]["smallest"] > 100

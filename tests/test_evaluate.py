@@ -12,7 +12,7 @@ from secu import evaluate, results
 from secu.checkpoint import build, load_trained
 from secu.config import load_config
 from secu.data import Images, load
-from secu.evaluate import Predictions, embed, evaluation_mode, predict, score_clusters
+from secu.evaluate import Predictions, Predictor, embed, evaluation_mode, outlier_limits, predict, score_clusters
 from secu.metrics import score
 from secu.results import draw_exemplars, nearest_to_center, tile, write_results
 from secu.run import Run
@@ -114,23 +114,55 @@ def test_a_model_read_back_predicts_the_same(finished, digits):
     assert model.clustering.head().shape == (4, 16)
 
 
+def test_the_second_choice_is_the_next_best():
+    embeddings, centers, found = random_predictions(40, 7)
+    for i, cosines in enumerate(embeddings @ centers.T):
+        chances = torch.softmax(cosines / 0.05, 0)
+        _, second = cosines.argsort(descending=True)[:2].tolist()
+        assert int(found.second[i]) == second
+        assert float(found.second_confidence[i]) == pytest.approx(float(chances[second]), abs=1e-6)
+
+
+def test_a_limit_is_three_robust_deviations_under_the_median():
+    cosines = [0.1, 0.80, 0.82, 0.84, 0.86, 0.88, 0.90]  # median 0.84, median distance 0.04
+    zeros = torch.zeros(len(cosines))
+    limits = outlier_limits(Predictions(zeros.long(), zeros, zeros, zeros, torch.tensor(cosines)), 2)
+    assert limits.tolist() == pytest.approx([0.84 - 3 * 1.4826 * 0.04, -1])
+
+
+def test_the_predictor_is_embedding_and_cosine_in_one(finished, digits):
+    _, model = finished
+    predictor = Predictor(model.augmentation, model.encoder.eval(), model.clustering.head())
+    with torch.inference_mode():
+        cosines = predictor(digits.pixels)
+    expected = embed(model.encoder, model.augmentation, digits) @ model.clustering.head().T
+    assert torch.allclose(cosines, expected, atol=1e-6)
+
+
 # assignments.csv
 
 
 def test_assignments_hold_a_row_an_image_in_order(finished, digits):
     run, model = finished
-    found = write_results(run, model, digits)
+    written = write_results(run, model, digits)
     with (run.path / "assignments.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["index", "cluster", "confidence", "cosine"]
+    assert rows[0] == ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier", "label"]
     assert [int(row[0]) for row in rows[1:]] == list(range(120))
     embeddings = embed(model.encoder, model.augmentation, digits)
     cosines = embeddings @ model.clustering.head().T
     for row, cosine in zip(rows[1:], cosines, strict=True):
-        assert int(row[1]) == int(cosine.argmax())
-        assert float(row[2]) == pytest.approx(float(torch.softmax(cosine / 0.05, 0).max()), abs=5.1e-5)
-        assert float(row[3]) == pytest.approx(float(cosine.max()), abs=5.1e-5)
+        chances = torch.softmax(cosine / 0.05, 0)
+        best, second = chances.argsort(descending=True)[:2].tolist()
+        assert (int(row[1]), int(row[3])) == (best, second)
+        assert float(row[2]) == pytest.approx(float(chances[best]), abs=2e-6)
+        assert float(row[4]) == pytest.approx(float(chances[second]), abs=2e-6)
+        assert float(row[5]) == pytest.approx(float(cosine.max()), abs=2e-6)
+    found = written.predictions
     assert found.cluster.tolist() == [int(row[1]) for row in rows[1:]]
+    assert written.outlier.tolist() == [row[6] == "True" for row in rows[1:]]
+    assert [int(row[7]) for row in rows[1:]] == digits.targets.tolist()
+    assert written.scores == score(digits.targets.numpy(), found.cluster.numpy())
     with Image.open(run.path / "exemplars.png") as picture:
         assert picture.format == "PNG"
         assert picture.size == draw_exemplars(digits, found, 4).size
@@ -148,7 +180,8 @@ def test_exemplars_are_the_members_closest_to_their_center():
 
 
 def test_a_small_or_empty_cluster_has_few_or_no_exemplars():
-    found = Predictions(torch.tensor([2, 0, 2]), torch.ones(3), torch.tensor([0.1, 0.9, 0.7]))
+    none = torch.zeros(3)
+    found = Predictions(torch.tensor([2, 0, 2]), none, none, none, torch.tensor([0.1, 0.9, 0.7]))
     assert nearest_to_center(found, 2, 12).tolist() == [2, 0]
     assert nearest_to_center(found, 1, 12).tolist() == []
 

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MODULES = {path.stem for path in (ROOT / "src" / "secu").glob("*.py")} - {"__init__"} | {"data"}
+PACKAGE = ROOT / "src" / "secu"
+MODULES = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+MODULES |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"recipes"}
 
 
 def needs(*modules):

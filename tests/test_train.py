@@ -96,6 +96,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path, digits
     assert records(other) != records(first)
 
 
+def test_the_seed_decides_the_augmentation_too(tmp_path, digits):
+    """From the same weights, on copies of one image, so that their order cannot matter: only the views are left."""
+    first = trained(tmp_path / "first", config_of("optim.epochs=0"), digits)
+    copies = Images(digits.pixels[:1].repeat(200, 1, 1, 1), None)
+    losses = []
+    for seed in range(2):
+        config = config_of("optim.epochs=0", f"init_from={first.path}", f"seed={seed}")
+        losses.append(trained(tmp_path / str(seed), config, copies).metrics()[0]["loss"])
+    assert losses[0] != losses[1]
+
+
 def test_training_leaves_the_global_generator_alone(tmp_path, digits):
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -129,12 +140,17 @@ def test_a_run_stopped_by_the_time_limit_and_resumed_equals_one_in_one_go(tmp_pa
     config = config_of(*overrides)
     whole = trained(tmp_path / "whole", config, digits, test=digits)
     run = new_run(tmp_path / "parts", config)
-    stops = 0
+    stops, centers = 0, None
     while not train(
         config, digits, run, test=digits, device="cpu", resume=stops > 0, time_limit=1e-9
     ).finished:  # one epoch a call
         stops += 1
-        assert run.load_state()["epochs_done"] == stops == len(run.metrics())
+        state = run.load_state()
+        assert state["epochs_done"] == stops == len(run.metrics())
+        # The encoder learns against the centers as they stood at the start of the epoch.
+        if centers is not None:
+            assert torch.equal(state["tensors"]["clustering.epoch_centers"], centers)
+        centers = torch.nn.functional.normalize(state["tensors"]["clustering.centers.weight"], dim=-1)
     assert stops == 3
     assert_same(run, whole)
 

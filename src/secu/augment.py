@@ -100,7 +100,7 @@ class Augmentation(nn.Module):
         """Return the un-augmented images for evaluation: the centre, in the size of a view, normalised."""
         images = pixels.float() / 255
         if self._reframes:
-            images = ops.crop(images, self.centre.expand(len(images), 4), self.view_size).contiguous()
+            images = ops.crop(images, self.centre.expand(images.shape[0], 4), self.view_size).contiguous()
         return (images - self.mean) / self.std
 
     def choose(self, draws: dict[str, Tensor]) -> dict[str, Tensor]:

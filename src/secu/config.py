@@ -26,7 +26,9 @@ class Model(BaseModel):
 class DataConfig(Model):
     """Which images, and how their pixels become numbers around zero."""
 
-    name: str = "cifar10"
+    name: str = "cifar10"  # of a data set, or own: the user's images
+    source: str | None = None  # where own images lie
+    labels: str | None = None  # what names their true labels: folder, or a column; for scoring alone
     train: str = "train"
     test: str = "test"
     image_size: int | None = Field(None, ge=1)  # decode to this square; None: as stored

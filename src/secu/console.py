@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from secu.checkpoint import Trained
+from secu.data.own import Source, printable
+from secu.plan import Plan
 from secu.train import Listener
 
 LINE_SECONDS = 30  # between two lines in a log that is not a terminal
@@ -25,7 +27,6 @@ class ProgressListener(Listener):
         self.steps, self.last_line = 1, 0.0
 
     def __enter__(self) -> Self:
-        self.bar.start()
         return self
 
     def __exit__(
@@ -37,6 +38,7 @@ class ProgressListener(Listener):
         """Say where training happens and show the bar."""
         again = f", resumed after {model.epochs_done} epochs" if model.epochs_done else ""
         self.console.print(f"training on {device}, engine {engine}{again}")
+        self.bar.start()
         self.steps, epochs = steps, model.config.optim.total_epochs
         self.task = self.bar.add_task("", total=epochs, completed=model.epochs_done, note="")
 
@@ -55,3 +57,45 @@ class ProgressListener(Listener):
         line = f"epoch {record['epoch'] + 1:4d}  {note}{scores}  {record['seconds']:.1f} s"
         self.console.print(line, highlight=False, soft_wrap=True)
         self.last_line = time.monotonic()
+
+
+class DecodeProgress:
+    """Shows how far decoding is; call it with the images done and their total."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Move the bar; it is gone when all is done."""
+        self.bar.start()
+        self.bar.update(self.task, completed=done, total=total)
+        if done == total:
+            self.bar.stop()
+
+
+def show_plan(console: Console, source: Source, plan: Plan, *, reasons: bool) -> None:
+    """Print what a fit will do, on request why, and how long it should take."""
+    console.print(f"{len(source):,} images in {printable(source.name)}", soft_wrap=True)
+    for reason in plan.reasons if reasons else ():
+        console.print(f"  {reason}", soft_wrap=True)
+    console.print(f"about {duration(plan.seconds)} on this device", soft_wrap=True)
+    if plan.hopeless:
+        advice = "take a GPU, smaller images (data.image_size) or a part of the images"
+        console.print(f"this is hopeless here: {advice}", soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

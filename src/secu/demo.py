@@ -6,7 +6,6 @@ from pathlib import Path
 
 from secu.config import load_config
 from secu.data import Images, load
-from secu.evaluate import score_clusters
 from secu.metrics import Scores, score
 from secu.results import write_results
 from secu.run import Run, write_json
@@ -45,7 +44,7 @@ def run_demo(out: Path, *, seed: int, overrides: tuple[str, ...], listener: List
     kmeans_seconds = time.monotonic() - began
     run = Run.create(out, config)
     model = train(config, images, run, test=images, device=device, listener=listener)
-    scores = score_clusters(images, write_results(run, model, images).cluster)
+    scores = write_results(run, model, images).scores
     assert scores is not None
     summary = {**scores._asdict(), "kmeans_acc": kmeans.acc, "seconds": round(model.seconds, 1)}
     write_json(run.path / "summary.json", summary)

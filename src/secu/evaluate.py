@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secu.augment import Augmentation
 from secu.data import ImageSource
@@ -20,10 +20,12 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a head says of N images: the best cluster, its probability (softmax at λ_x) and its cosine."""
+    """What a head says of N images: the two best clusters, their probabilities (softmax at λ_x), the best's cosine."""
 
     cluster: Tensor
     confidence: Tensor
+    second: Tensor
+    second_confidence: Tensor
     cosine: Tensor
 
 
@@ -39,11 +41,46 @@ def embed(encoder: Encoder, augmentation: Augmentation, source: ImageSource) -> 
 
 
 def predict(embeddings_ND: Tensor, centers_KD: Tensor, temperature: float) -> Predictions:
-    """Return each image's nearest center and how sure that is."""
-    cosines_NK = embeddings_ND @ centers_KD.T
-    cosine_N, cluster_N = cosines_NK.max(-1)
-    confidence_N = torch.softmax(cosines_NK / temperature, -1).amax(-1)
-    return Predictions(cluster_N.cpu(), confidence_N.cpu(), cosine_N.cpu())
+    """Return each image's nearest center and the next, and how sure that is."""
+    return choose(embeddings_ND @ centers_KD.T, temperature)
+
+
+def choose(cosines_NK: Tensor, temperature: float) -> Predictions:
+    """Return the two best clusters, given the cosines to all centers."""
+    best_N2, clusters_N2 = cosines_NK.topk(2)
+    chances_N2 = torch.softmax(cosines_NK / temperature, -1).gather(-1, clusters_N2)
+    columns = (clusters_N2[:, 0], chances_N2[:, 0], clusters_N2[:, 1], chances_N2[:, 1], best_N2[:, 0])
+    return Predictions(*(column.cpu() for column in columns))
+
+
+class Predictor(nn.Module):
+    """Preprocessing, encoder and head in one: uint8 images (N, C, H, W) → cosines to the centers (N, K)."""
+
+    centers: Tensor
+
+    def __init__(self, augmentation: Augmentation, encoder: Encoder, centers_KD: Tensor) -> None:
+        super().__init__()
+        self.augmentation, self.encoder = augmentation, encoder
+        self.register_buffer("centers", centers_KD)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the cosine of each image to each center."""
+        return self.encoder.embed(self.augmentation.normalize(pixels)) @ self.centers.T
+
+
+def outlier_limits(predictions: Predictions, clusters: int) -> Tensor:
+    """Return for each cluster the cosine under which an image does not belong: median − 3 robust deviations (K,).
+
+    The deviation is 1.4826 times the median distance from the median, which is the standard deviation where cosines are
+    normally distributed and is not moved by the outliers themselves. An empty cluster has none: −1.
+    """
+    limits = torch.full((clusters,), -1.0)
+    for cluster in range(clusters):
+        cosines = predictions.cosine[predictions.cluster == cluster]
+        if len(cosines):
+            middle = cosines.median()
+            limits[cluster] = middle - 3 * 1.4826 * (cosines - middle).abs().median()
+    return limits
 
 
 def score_clusters(source: ImageSource, cluster_N: Tensor) -> Scores | None:

@@ -5,7 +5,11 @@
     metrics.jsonl       a line an epoch
     model.safetensors   encoder and centers
     state.pt            what else is needed to resume: label memory, constraint, momentum, epoch
-    assignments.csv     the cluster of every training image
+    assignments.csv     the cluster of every training image; assignments.parquet is the same
+    clusters.csv        size and cohesion of every cluster, and under which cosine an image is an outlier
+    skipped.csv         own images that could not be read
+    exemplars.png       the images closest to each center
+    report.html         everything to look at
 
 Every file is written beside its place and then renamed, so that an interruption leaves the old one or the new one.
 """
@@ -29,7 +33,7 @@ from secu.errors import UserError
 
 FILES = (
     *("config.yaml", "run.json", "metrics.jsonl", "model.safetensors", "state.pt", "assignments.csv"),
-    *("summary.json", "exemplars.png"),
+    *("assignments.parquet", "clusters.csv", "skipped.csv", "exemplars.png", "report.html", "summary.json"),
 )
 
 MODEL = ("encoder.", "clustering.centers.weight")  # the tensors of a checkpoint that a trained model is made of
@@ -64,6 +68,14 @@ def void(_: object) -> None:
     """Drop a value: for callbacks that must return nothing."""
 
 
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested settings into dotted ones."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 class Run:
     """A run's folder."""
 
@@ -71,23 +83,43 @@ class Run:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
-        """Make a new run folder; an existing one is only replaced by ``force``, and only if it is a run."""
+    def check_free(cls, path: Path, *, force: bool = False) -> None:
+        """Refuse a folder that holds something, unless that is a run and may be replaced."""
         if path.exists() and not path.is_dir():
             raise UserError(f"out: {path} is a file; name a folder that does not exist yet")
-        if path.is_dir() and any(path.iterdir()):
-            if not force:
-                raise UserError(f"out: {path} exists; choose another folder, or pass --resume or --force")
-            if not cls._is_run(path):
-                raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so --force leaves it alone")
-            for name in FILES:
-                (path / name).unlink(missing_ok=True)
+        if not path.is_dir() or not any(path.iterdir()):
+            return
+        if not force:
+            raise UserError(f"out: {path} exists; choose another folder, or pass --resume or --force")
+        if not cls._is_run(path):
+            raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so --force leaves it alone")
+
+    @classmethod
+    def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
+        """Make a new run folder; an existing one is only replaced by ``force``, and only if it is a run."""
+        cls.check_free(path, force=force)
+        for name in FILES if path.is_dir() else ():
+            (path / name).unlink(missing_ok=True)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"out: cannot create {path}: {error.strerror}") from None
         run = cls(path)
         write_text(path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        return run
+
+    @classmethod
+    def start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run":
+        """Create the run's folder, or open it to resume with the very same settings."""
+        if resume and force:
+            raise UserError("--resume and --force contradict each other; choose one")
+        if not (resume and path.is_dir() and any(path.iterdir())):
+            return cls.create(path, config, force=force)
+        run = cls.open(path)
+        ours, theirs = flatten(config.model_dump(mode="json")), flatten(run.config().model_dump(mode="json"))
+        if different := [key for key in ours | theirs if ours.get(key) != theirs.get(key)]:
+            key = different[0]
+            raise UserError(f"--resume: {path} was started with {key}={theirs.get(key)}, got {key}={ours.get(key)}")
         return run
 
     @classmethod

@@ -108,7 +108,10 @@ def _below(
         if place in seen:
             continue
         seen.add(place)
-        for entry in _entries(place, folder, skipped):
+        entries = _entries(place, folder, skipped)
+        if folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}:
+            continue  # a run of ours that lies among the images: its pictures are none of them
+        for entry in entries:
             name = f"{folder}{entry.name}"
             if entry.name.startswith("."):
                 continue

@@ -1,0 +1,125 @@
+"""Commands for one's own images: fit, predict, sort, export, report."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from secu.cli.app import Device, Force, Overrides, Resume, RunFolder, TimeLimit, app, console, parse_time
+from secu.errors import UserError
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .npz, .csv, .parquet, .zip or .tar of images.")
+]
+AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Go on when more than 5% of the images cannot be read.")]
+
+
+@app.command()
+def fit(
+    source: SourceArgument,
+    overrides: Overrides = None,
+    clusters: Annotated[int, typer.Option("--clusters", "-k", help="Number of groups.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
+    balance: Annotated[float, typer.Option(help="How equal the groups should be: 0 (any size) to 1 (equal).")] = 0.9,
+    labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    device: Device = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and stop.")] = False,
+    allow_bad: AllowBad = False,
+    resume: Resume = False,
+    force: Force = False,
+    time_limit: TimeLimit = None,
+) -> None:
+    """Cluster your own images and write a report."""
+    from secu.config import merge, parse_overrides
+    from secu.console import DecodeProgress, ProgressListener, show_plan
+    from secu.fit import Request, plan_for
+    from secu.fit import fit as run_fit
+
+    limit = parse_time(time_limit)
+    if overrides and Path(overrides[0]).exists():  # the shell has turned *.png into many names
+        raise UserError(f"source: takes one name, got also {overrides[0]!r}; put a pattern in 'quotes'")
+    settings = merge({"seed": seed}, parse_overrides(overrides or []))
+    request = Request(source, clusters, balance, labels, settings, device, allow_bad)
+    opened, plan = plan_for(request)
+    show_plan(console, opened, plan, reasons=dry_run)
+    if dry_run:
+        return
+    request = replace(request, source=opened)
+    path = out or Path("runs") / (Path(source).name.partition(".")[0].replace("*", "") or "own")
+    with DecodeProgress(console) as progress, ProgressListener(console) as listener:
+        run, model, results = run_fit(
+            request, path, resume=resume, force=force, time_limit=limit, listener=listener, progress=progress
+        )
+    if results is None:
+        console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
+        return
+    if skipped := getattr(results.images, "skipped", ()):
+        console.print(f"{len(skipped):,} images could not be read: {run.path / 'skipped.csv'}", soft_wrap=True)
+    for warning in results.warnings:
+        console.print(f"warning: {warning}", soft_wrap=True)
+    if results.scores is not None:
+        console.print("".join(f"{name.upper()} {value:.4f}  " for name, value in results.scores._asdict().items()))
+    console.print(f"finished in {model.seconds:.0f} s; look at {run.path / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def report(run: RunFolder, device: Device = "auto") -> None:
+    """Write a run's report again, and print where it is."""
+    from secu.checkpoint import load_trained
+    from secu.fit import images_of
+    from secu.results import find_results, write_run_report
+    from secu.run import Run
+    from secu.train import choose_device
+
+    folder = Run.open(run)
+    images = images_of(folder)
+    model = load_trained(folder, images.shape, choose_device(device))
+    console.print(str(write_run_report(folder, model, find_results(folder, model, images))), soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    source: SourceArgument,
+    output: Annotated[str, typer.Option("--output", "-o", help=".csv, .jsonl or .parquet; - prints CSV.")] = "-",
+    device: Device = "auto",
+) -> None:
+    """Say which cluster new images belong to."""
+    from secu.data.own import open_source
+    from secu.predict import predict_source
+    from secu.run import Run
+
+    skipped = predict_source(Run.open(run), open_source(source), output, device)
+    if skipped:
+        typer.echo(f"{skipped} images could not be read and are left out", err=True)
+
+
+@app.command()
+def sort(
+    run: RunFolder,
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A folder that does not exist yet.")],
+    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
+) -> None:
+    """Put the pictures into a folder for each cluster, best first."""
+    from secu.run import Run
+    from secu.sorting import sort_run
+
+    count = sort_run(Run.open(run), destination, copy=copy)
+    console.print(f"{count:,} images in {destination}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    path: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="File to write.")],
+) -> None:
+    """Write the model as ONNX: uint8 images in, clusters out."""
+    from secu.export import export_onnx
+    from secu.run import Run
+
+    if path.suffix != ".onnx":
+        raise UserError(f"export: {path} must end in .onnx")
+    export_onnx(Run.open(run), path)
+    console.print(str(path), soft_wrap=True)

@@ -1,0 +1,154 @@
+"""From what is known of a person's images to a whole config: a few rules, each with its reason.
+
+The rules need four facts: how many images there are, how large, grey or colour, and the device. docs/defaults.md shows
+what they give; every choice can be overridden with ``key=value``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from secu.config import Config, merge, resolve
+from secu.errors import UserError
+
+MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
+IMAGES_PER_CLUSTER = 20  # a head with fewer images a cluster teaches noise
+STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 60_000}  # what training should take; more images need more
+FEWEST_EPOCHS, MOST_EPOCHS = 20, 400
+# Images a second, forward and backward, two views: measured at 32 pixels, falls with the number of pixels.
+SPEED = {("cpu", "small"): 250, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
+HOPELESS_HOURS = 12
+UNTOLD = ("data.source", "data.labels", "seed")  # settings that are not worth a line in the plan
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at."""
+
+    images: int
+    side: int  # median of the shorter side, in pixels
+    channels: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config, why it is so, and how long it will take."""
+
+    config: Config
+    reasons: tuple[str, ...]
+    seconds: float
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether nobody would wait for this."""
+        return self.seconds > HOPELESS_HOURS * 3600
+
+
+def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, Any]) -> Plan:
+    """Return the config for these images and this many clusters, with overrides laid over it."""
+    if clusters < 2:
+        raise UserError(f"clusters: {clusters} must be at least 2")
+    if clusters > facts.images:
+        raise UserError(f"clusters: {clusters} clusters need at least {clusters} images, got {facts.images}")
+    if not 0 <= balance <= 1:
+        raise UserError(f"balance: {balance} must be from 0 (groups of any size) to 1 (all groups equally large)")
+    rules = (_size, _encoder, _batch, _heads, _schedule, _augmentation)
+    settings: dict[str, Any] = {"constraint": {"kind": "size", "lower": balance}, "data": {"name": "own"}}
+    overrides = _checked(overrides)
+    reasons = [f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (--balance)"]
+    for rule in rules:
+        change, reason = rule(facts, clusters, merge(settings, overrides))
+        settings = merge(settings, change)
+        reasons.append(reason)
+    reasons += [f"{key}={value}: as you asked" for key, value in _leaves(overrides) if key not in UNTOLD]
+    config = resolve(merge(settings, overrides))
+    return Plan(config, tuple(reasons), estimate(config, facts))
+
+
+def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Let the rules, which see what was asked for, meet only values that are possible."""
+    asked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
+    if asked.get("data", {}).get("image_size", 1) is None:
+        raise UserError("data.image_size: null must be a number of pixels: own images are all decoded to one size")
+    return asked
+
+
+def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+Change = tuple[dict[str, Any], str]
+
+
+def _asked(settings: dict[str, Any], section: str, name: str) -> Any:
+    """Return what the user wants this setting to be; None if that is left to us."""
+    return settings.get(section, {}).get(name)
+
+
+def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    limits = (16, 28, 32) if facts.device == "cpu" else (32, 64, 96, 128)
+    fitting = [limit for limit in limits if limit <= facts.side]
+    side = facts.side if facts.side <= limits[0] or facts.side in limits else fitting[-1]
+    why = "as they are" if side == facts.side else f"scaled from {facts.side}, what {facts.device} can train on"
+    if asked := _asked(settings, "data", "image_size"):
+        side, why = asked, f"scaled from {facts.side}"
+    return {"data": {"image_size": side}}, f"data.image_size={side}: images {why}"
+
+
+def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    side = settings["data"]["image_size"]
+    backbone = _asked(settings, "encoder", "backbone") or ("small" if facts.device == "cpu" else "resnet18")
+    if backbone == "small":
+        why = "ResNets need a GPU" if facts.device == "cpu" else "the fastest"
+        return {"encoder": {"backbone": "small", "dim": 64}}, f"encoder.backbone=small: {why}"
+    stem = "cifar" if side <= 40 else "stl" if side <= 112 else "imagenet"
+    change = {"backbone": backbone, "stem": stem}
+    return {"encoder": change}, f"encoder.backbone={backbone}, stem {stem}: for {side} pixels"
+
+
+def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
+    batch = _asked(settings, "optim", "batch_size") or batch
+    change = {"optim": {"batch_size": batch, "lr": 0.2 * batch / 128}, "centers": {"kind": "closed_form"}}
+    why = "few images need small batches to take enough steps; the learning rate follows the batch"
+    return change, f"optim.batch_size={batch}, optim.lr={0.2 * batch / 128}: {why}"
+
+
+def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    room = max(1, facts.images // (IMAGES_PER_CLUSTER * clusters))
+    number = min(MOST_HEADS[facts.device], room)
+    heads = settings.get("heads") or [clusters * (position + 1) for position in range(number)]
+    return {"heads": heads}, f"heads={heads}: the first is the answer, finer ones help it along"
+
+
+def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    steps = -(-facts.images // settings["optim"]["batch_size"])
+    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS[facts.device] / steps)))
+    asked = _asked(settings, "optim", "epochs")
+    epochs = epochs if asked is None else asked
+    change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 5)}
+    return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
+
+
+def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    if facts.channels == 3:
+        crop = 0.3 if settings["data"]["image_size"] <= 40 else 0.2
+        return {"augment": {"crop_min": crop}}, f"augment: crops from {crop:.0%}, colour, blur, flip, as in the paper"
+    affine = {"scale": 0.3, "aspect": 0.3, "rotation": 0.375, "shear": 0.3, "shift": 0.3}
+    off: dict[str, Any] = {"grey_prob": 0, "blur_prob": [0, 0], "solarize_prob": [0, 0], "flip_prob": 0}
+    change = {"crop_min": 1, "affine": affine, "jitter_prob": 1, "brightness": 0.3, "contrast": 0, **off}
+    return {"augment": change}, "augment: shift, turn, shear and scale; grey images may be writing, so no mirror"
+
+
+def estimate(config: Config, facts: Facts) -> float:
+    """Return the seconds that training should take, from speeds measured on one machine of each kind."""
+    backbone = config.encoder.backbone
+    speed = SPEED.get((facts.device, backbone), SPEED.get((facts.device, "resnet18"), 14))
+    side = config.augment.size or config.data.image_size or facts.side
+    pixels = (side / 32) ** 2 / {"cifar": 1, "stl": 4, "imagenet": 16}[config.encoder.stem]
+    return config.optim.total_epochs * facts.images * max(pixels, 0.08) / speed

@@ -1,0 +1,108 @@
+"""New images through a trained model: a table, written while it is made; memory does not grow with their number."""
+
+import csv
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secu.checkpoint import load_trained
+from secu.data.own import BadImage, Source, decoded
+from secu.errors import UserError
+from secu.evaluate import Predictor, choose
+from secu.run import Run, write_atomically
+from secu.tables import CsvWriter, Writer, format_of, make_rows, table_writer
+from secu.train import choose_device
+
+BATCH = 512
+IN_FLIGHT = 2  # batches handed to the device before the first one's answer is read
+
+
+def predict_source(run: Run, source: Source, output: str, device: str = "auto") -> int:
+    """Write what the run's model says of each image; return how many could not be read."""
+    kind = format_of(output)
+    if not Path(output).parent.is_dir():
+        raise UserError(f"output: there is no folder {Path(output).parent} for {Path(output).name}")
+    source.require_images()
+    stream = Stream(run, source, choose_device(device))
+    if output == "-":
+        stream.write(CsvWriter(sys.stdout))
+        sys.stdout.flush()  # here, where a reader that went away is still an error of this command
+    else:
+        write_atomically(Path(output), lambda path: _to_file(stream, path, kind))
+    return stream.skipped
+
+
+def _to_file(stream: "Stream", path: Path, kind: str) -> None:
+    with table_writer(path, kind) as writer:
+        stream.write(writer)
+
+
+class Stream:
+    """One pass over a source."""
+
+    def __init__(self, run: Run, source: Source, device: torch.device) -> None:
+        self.config, self.source, self.device = run.config(), source, device
+        size = self.config.data.image_size
+        if size is None:
+            raise UserError(f"run: {run.path} was trained on {self.config.data.name}; predict needs a run of secu fit")
+        self.shape = (len(self.config.data.mean), size, size)
+        model = load_trained(run, self.shape, device)
+        self.predictor = Predictor(model.augmentation, model.encoder.eval(), model.clustering.head())
+        self.limits = read_limits(run)
+        self.skipped = len(source.skipped)
+
+    def write(self, writer: Writer) -> None:
+        """Hand batches to the device ahead of reading the answers, so that it never waits for the table."""
+        waiting: deque[tuple[list[int], Tensor]] = deque()
+        with torch.inference_mode():
+            for numbers, pixels in self._batches():
+                waiting.append((numbers, self.predictor(pixels.to(self.device, non_blocking=True))))
+                if len(waiting) > IN_FLIGHT:
+                    self._write_one(writer, *waiting.popleft())
+            while waiting:
+                self._write_one(writer, *waiting.popleft())
+        if self.skipped == len(self.source.skipped) + len(self.source):
+            raise UserError(f"source: none of the {len(self.source)} images in {self.source.name} can be read")
+
+    def _write_one(self, writer: Writer, numbers: list[int], cosines: Tensor) -> None:
+        found = choose(cosines, self.config.loss.temperature)
+        outlier = found.cosine < self.limits[found.cluster]
+        columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
+        writer.write(make_rows([self.source.ids[i] for i in numbers], found, outlier, columns))
+
+    def _batches(self) -> Iterator[tuple[list[int], Tensor]]:
+        numbers: list[int] = []
+        pixels: list[np.ndarray] = []
+        with closing(decoded(self.source, self.shape[1], self.shape[0])) as images:
+            for number, image in images:
+                if isinstance(image, BadImage):
+                    self.skipped += 1
+                    continue
+                numbers.append(number)
+                pixels.append(image)
+                if len(numbers) == BATCH:
+                    yield numbers, torch.from_numpy(np.stack(pixels))
+                    numbers, pixels = [], []
+        if numbers:
+            yield numbers, torch.from_numpy(np.stack(pixels))
+
+
+def read_limits(run: Run) -> Tensor:
+    """Return under which cosine an image is an outlier of each cluster, as the run's own images had it (K,)."""
+    try:
+        with (run.path / "clusters.csv").open(newline="", encoding="utf-8") as file:
+            limits = torch.tensor([float(row["outlier_below"]) for row in csv.DictReader(file)])
+    except OSError:
+        raise UserError(f"run: {run.path} has no clusters.csv; was it stopped early?") from None
+    except (KeyError, TypeError, ValueError):
+        limits = torch.empty(0)
+    clusters = run.config().heads[0]
+    if len(limits) != clusters:
+        raise UserError(f"run: {run.path / 'clusters.csv'} does not hold outlier_below of {clusters} clusters")
+    return limits

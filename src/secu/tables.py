@@ -1,0 +1,153 @@
+"""What the model says of each image, as a table: CSV, Parquet or JSON lines, written a batch at a time."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from torch import Tensor
+
+from secu.data.own import printable
+from secu.errors import UserError, nearest
+from secu.evaluate import Predictions
+
+Row = dict[str, Any]
+OURS: dict[str, type] = {
+    "id": str,
+    "cluster": int,
+    "confidence": float,
+    "second": int,
+    "second_confidence": float,
+    "cosine": float,
+    "outlier": bool,
+}
+LABEL = "label"  # the true one, where given
+FORMATS = ("csv", "jsonl", "parquet")
+
+
+def make_rows(
+    ids: Sequence[str],
+    predictions: Predictions,
+    outlier: Tensor,
+    columns: Mapping[str, Sequence[Any]],
+    labels: Sequence[str] | None = None,
+) -> list[Row]:
+    """Return a row an image: what we found, the true label, and the columns that the user's table carried."""
+    found = (predictions.cluster, predictions.confidence, predictions.second, predictions.second_confidence)
+    values = [tensor.tolist() for tensor in (*found, predictions.cosine, outlier)]
+    carried = dict(zip(_names(columns), columns.values(), strict=True))
+    rows = []
+    for number, (name, *ours) in enumerate(zip(ids, *values, strict=True)):
+        row: Row = dict(zip(OURS, (printable(name), *ours), strict=True))
+        row |= {key: round(row[key], 6) for key, kind in OURS.items() if kind is float}
+        if labels is not None:
+            row[LABEL] = _writable(labels[number])
+        rows.append(row | {key: _writable(column[number]) for key, column in carried.items()})
+    return rows
+
+
+def _names(columns: Iterable[str]) -> list[str]:
+    """Return the names that carried columns get: no two alike, and none of them ours."""
+    names: list[str] = []
+    for column in columns:
+        name = str(_writable(column))
+        while name in (*OURS, LABEL, *names):
+            name = f"source_{name}"
+        names.append(name)
+    return names
+
+
+def _writable(value: Any) -> Any:
+    r"""Return a value as it is, or text that can be written: a byte that was not UTF-8 becomes ``\udce4``."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+class Writer(Protocol):
+    """Takes rows, all of them with the same keys."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows."""
+
+
+class CsvWriter:
+    """Comma-separated values with a header."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.writer: csv.DictWriter[str] | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows."""
+        if self.writer is None and rows:
+            self.writer = csv.DictWriter(self.file, list(rows[0]))
+            self.writer.writeheader()
+        if self.writer is not None:
+            self.writer.writerows(rows)
+
+
+class JsonWriter:
+    """A JSON object a line."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows."""
+        for row in rows:
+            known = {key: None if value != value else value for key, value in row.items()}  # JSON has no NaN
+            self.file.write(json.dumps(known, ensure_ascii=False, default=str) + "\n")
+
+
+class ParquetWriter:
+    """Columns with types: ours as they are, carried ones as text."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer: Any = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows as one row group."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not rows:
+            return
+        kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+        schema = pa.schema([(name, kinds[OURS.get(name, str)]) for name in rows[0]])
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.path, schema)
+        text = [
+            {key: value if key in OURS or value is None else str(value) for key, value in row.items()} for row in rows
+        ]
+        self.writer.write_table(pa.Table.from_pylist(text, schema=schema))
+
+    def close(self) -> None:
+        """Write the footer."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+def format_of(path: str) -> str:
+    """Return the format that a file name asks for; ``-`` (standard output) is CSV."""
+    suffix = "csv" if path == "-" else path.rsplit(".", 1)[-1].lower()
+    if suffix not in FORMATS:
+        raise UserError(f"output: {path!r} must end in .csv, .jsonl or .parquet; {nearest(suffix, FORMATS)}")
+    return suffix
+
+
+@contextmanager
+def table_writer(path: Path, kind: str) -> Iterator[Writer]:
+    """Open a file for rows."""
+    if kind == "parquet":
+        writer = ParquetWriter(path)
+        try:
+            yield writer
+        finally:
+            writer.close()
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        yield CsvWriter(file) if kind == "csv" else JsonWriter(file)

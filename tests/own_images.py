@@ -1,0 +1,77 @@
+"""Pictures as a user has them, for the tests of own images: digits as PNG files, an array, a manifest, an archive."""
+
+import csv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from secu.data import load
+from secu.fit import Request, fit
+from secu.run import Run
+
+SHORT = {"optim": {"epochs": 2, "warmup_epochs": 0}, "encoder": {"dim": 8}}
+
+
+def digits(count: int = 200, kinds: tuple[int, ...] = (0, 1, 4)) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels (N, 8, 8) and digits (N,) of a few kinds."""
+    images = load("digits", "all")
+    assert images.targets is not None
+    targets = images.targets.numpy()
+    chosen = np.flatnonzero(np.isin(targets, kinds))[:count]
+    return images.fetch(chosen)[:, 0].numpy(), targets[chosen]
+
+
+def write_folder(folder: Path, count: int = 200, *, colour: bool = False) -> Path:
+    """Write digits as PNG files in a folder for each digit."""
+    for number, (pixels, target) in enumerate(zip(*digits(count), strict=True)):
+        (folder / str(target)).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(pixels)
+        if colour:
+            image = Image.merge("RGB", (image, Image.fromarray(255 - pixels), image))
+        image.save(folder / str(target) / f"{number}.png")
+    return folder
+
+
+def write_manifest(path: Path, folder: Path, **columns: list[str]) -> Path:
+    """Write a CSV file that names the pictures of a folder, with the digit in a column and with other columns."""
+    files = sorted(folder.rglob("*.png"))
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "digit", *columns])
+        for number, name in enumerate(files):
+            extra = [values[number % len(values)] for values in columns.values()]
+            writer.writerow([name.relative_to(path.parent).as_posix(), name.parent.name, *extra])
+    return path
+
+
+def write_zip(path: Path, folder: Path) -> Path:
+    """Write the pictures of a folder into an archive."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in sorted(folder.rglob("*.png")):
+            archive.write(name, name.relative_to(folder).as_posix())
+    return path
+
+
+def request_of(source: Path | str, clusters: int = 3, **more) -> Request:
+    """Return the request of a short training on the CPU."""
+    return Request(str(source), clusters, **{"overrides": SHORT, "device": "cpu", **more})
+
+
+def fitted(folder: Path, source: Path | str, clusters: int = 3, **more) -> Run:
+    """Train for a moment and return the run, which lies in the folder; so does the cache."""
+    run, model, _ = fit(request_of(source, clusters, cache=folder / "cache", **more), folder / "run")
+    assert model.finished
+    return run
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Read a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def tree(folder: Path) -> list[str]:
+    """Return all that lies in a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

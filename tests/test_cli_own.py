@@ -1,0 +1,413 @@
+"""The commands for one's own images as a user meets them: what they print, leave and refuse, and Ctrl-C."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from own_images import digits, rows_of, tree, write_folder, write_manifest
+from secu import cli
+from secu.run import Run
+
+COMMANDS = ["fit", "predict", "sort", "export", "report"]
+SHORT = ("optim.epochs=2", "optim.warmup_epochs=0", "encoder.dim=8", "--device", "cpu")
+
+
+class Result:
+    """How a command ended."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Return a folder with pictures in it, and a run on them."""
+    folder = tmp_path_factory.mktemp("home")
+    write_folder(folder / "digits", 120)
+    return folder
+
+
+@pytest.fixture
+def secu(home, monkeypatch, capsys):
+    """Call the program in this process, in the folder with the pictures."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("SECU_DATA", str(home / "data"))
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["secu", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(ended.value.code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def run(secu, home):
+    """Return the run that everybody looks at and nobody changes."""
+    if not (home / "runs" / "digits").exists():
+        result = secu("fit", "digits", "--clusters", 3, "--labels", "folder", *SHORT)
+        assert (result.code, result.err) == (0, "")
+        (home / "fit.txt").write_text(result.out)
+    return home / "runs" / "digits"
+
+
+def assert_one_line(result, *parts, code=2):
+    """Check that a failure is one line on stderr that starts with our name and holds all parts."""
+    assert result.code == code, result.err
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("secu: ")
+    assert "Traceback" not in result.err + result.out
+    for part in parts:
+        assert part in result.err
+    return result.err
+
+
+# Help
+
+
+def test_help_lists_the_commands(secu):
+    lines = secu("--help").out.splitlines()
+    for command in COMMANDS:
+        assert any(re.match(rf"  {command} +[A-Z]\w+", line) for line in lines), command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(secu, command):
+    result = secu(command, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: secu {command} ")
+    assert len(result.out.splitlines()[2]) > 20  # what it does
+
+
+def test_help_of_fit_shows_the_one_knob(secu):
+    text = secu("fit", "--help").out
+    for option in ("--clusters", "--balance", "--labels", "--dry-run", "--allow-bad", "--resume", "--out", "SOURCE"):
+        assert option in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_import_torch(command, tmp_path):
+    code = (
+        "import sys, secu.cli\n"
+        f"sys.argv = ['secu', {command!r}, '--help']\n"
+        "try: secu.cli.main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'PIL', 'pyarrow', 'onnx'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+# The tour: fit, look, use
+
+
+def test_fit_says_how_it_goes_and_where_to_look(run, home):
+    lines = (home / "fit.txt").read_text().splitlines()
+    assert re.fullmatch(r"\d+ images in digits", lines[0])
+    assert re.fullmatch(r"about \d+ seconds on this device", lines[1])
+    assert lines[2] == "training on cpu, engine eager"
+    assert any(re.fullmatch(r"ACC 0\.\d{4}  NMI 0\.\d{4}  ARI -?0\.\d{4} *", line) for line in lines)
+    assert re.fullmatch(r"finished in \d+ s; look at runs/digits/report\.html", lines[-1])
+    assert (run / "report.html").is_file()
+
+
+def test_predict_prints_a_table(secu, run):
+    result = secu("predict", "runs/digits", "digits")
+    assert (result.code, result.err) == (0, "")
+    found = list(csv.DictReader(io.StringIO(result.out, newline="")))
+    expected = rows_of(run / "assignments.csv")
+    assert [row["id"] for row in found] == [row["id"] for row in expected]
+    assert [row["cluster"] for row in found] == [row["cluster"] for row in expected]
+
+
+def test_predict_writes_a_file_and_counts_what_it_left_out(secu, run, tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "bad.png").write_text("x")
+    Image.new("L", (9, 9)).save(tmp_path / "p" / "good.png")
+    result = secu("predict", run, tmp_path / "p", "-o", tmp_path / "p.jsonl", "--device", "cpu")
+    assert (result.code, result.out, result.err) == (0, "", "1 images could not be read and are left out\n")
+    assert json.loads((tmp_path / "p.jsonl").read_text())["id"] == "good.png"
+
+
+@pytest.mark.parametrize("option", [[], ["--link"], ["--copy"]])
+def test_sort_says_where_the_pictures_are(secu, run, tmp_path, option):
+    result = secu("sort", run, tmp_path / "sorted", *option)
+    assert (result.code, result.err, result.out) == (0, "", f"120 images in {tmp_path / 'sorted'}\n")
+    files = list((tmp_path / "sorted").rglob("*.png"))
+    assert len(files) == 120
+    assert all(path.is_symlink() is (option != ["--copy"]) for path in files)
+
+
+def test_export_says_where_the_model_is(secu, run, tmp_path):
+    pytest.importorskip("onnxscript")
+    result = secu("export", run, tmp_path / "m.onnx")
+    assert (result.code, result.out, result.err) == (0, f"{tmp_path / 'm.onnx'}\n", "")
+    assert tree(tmp_path) == ["m.onnx"]
+
+
+def test_report_is_written_again(secu, run):
+    before = {name: (run / name).read_bytes() for name in tree(run)}
+    (run / "report.html").unlink()
+    result = secu("report", "runs/digits")
+    assert (result.code, result.out, result.err) == (0, "runs/digits/report.html\n", "")
+    assert tree(run) == sorted(before)
+    for name in before.keys() - {"report.html"}:
+        assert (run / name).read_bytes() == before[name]
+
+
+def test_evaluate_scores_own_images(secu, run):
+    last = Run.open(run).metrics()[-1]
+    result = secu("evaluate", run)
+    assert (result.code, result.err) == (0, "")
+    for expected in ("120", *(f"{last[name]:.4f}" for name in ("acc", "nmi", "ari"))):
+        assert expected in result.out
+
+
+def test_looking_at_a_run_changes_nothing(secu, run):
+    before = {name: (run / name).read_bytes() for name in tree(run)}
+    secu("predict", run, "digits")
+    secu("evaluate", run)
+    assert {name: (run / name).read_bytes() for name in tree(run)} == before
+
+
+# Plans
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_nothing(secu, home):
+    before = tree(home)
+    result = secu("fit", "digits", "-k", 3, "--dry-run", "--device", "cpu", "--out", "elsewhere")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0] == "120 images in digits"
+    settings = [line.split("=")[0].split(":")[0].strip() for line in lines[1:-1]]
+    assert settings == [
+        *("constraint.lower", "data.image_size", "encoder.backbone", "optim.batch_size", "heads", "optim.epochs"),
+        "augment",
+    ]
+    assert re.fullmatch(r"about \d+ (seconds|minutes) on this device", lines[-1])
+    assert tree(home) == before
+
+
+def test_a_hopeless_plan_says_so_and_what_would_help(secu):
+    result = secu("fit", "digits", "--dry-run", "--device", "cpu", "optim.epochs=100000000")
+    lines = result.out.splitlines()
+    assert re.fullmatch(r"about [\d,.]+ hours on this device", lines[-2])
+    for part in ("hopeless", "GPU", "data.image_size", "part of the images"):
+        assert part in lines[-1]
+
+
+def test_a_dry_run_shows_what_was_asked_for(secu):
+    out = secu("fit", "digits", "--dry-run", "--device", "cpu", "optim.epochs=7", "--balance", 0.25).out
+    assert "  optim.epochs=7: 28 steps\n" in out
+    assert "  optim.epochs=7: as you asked\n" in out
+    assert "25% of an equal share" in out
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("digits", "digits"), ("digits/", "digits"), ("digits/*/*.png", "own"), ("all.v2.npy", "all"), (".", "own")],
+)
+def test_a_run_is_called_after_its_source(secu, tmp_path, monkeypatch, source, name):
+    write_folder(tmp_path / "digits", 12)
+    np.save(tmp_path / "all.v2.npy", digits(12)[0])
+    monkeypatch.chdir(tmp_path)
+    assert secu("fit", source, "-k", "2", *SHORT, "optim.epochs=0").code == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+
+
+def test_options_reach_the_config(secu, home, tmp_path):
+    arguments = ("fit", "digits", "-k", 4, "--balance", 0.3, "--seed", 5, "--out", tmp_path / "run", *SHORT)
+    assert secu(*arguments, "optim.epochs=0", "optim.lr=0.03").code == 0
+    config = Run.open(tmp_path / "run").config()
+    assert (config.heads[0], config.constraint.lower, config.seed, config.optim.lr) == (4, 0.3, 5, 0.03)
+
+
+def test_the_time_limit_and_resume(secu, run, tmp_path):
+    arguments = ("fit", "digits", "--clusters", 3, "--labels", "folder", *SHORT, "--out", tmp_path / "run")
+    stopped = secu(*arguments, "--time-limit", "0.001s")
+    assert stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; go on with --resume"
+    assert_one_line(secu("predict", tmp_path / "run", "digits"), "clusters.csv", "stopped early")
+    resumed = secu(*arguments, "--resume")
+    assert "training on cpu, engine eager, resumed after 1 epochs" in resumed.out.splitlines()
+    for name in ("model.safetensors", "assignments.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_skipped_images_and_warnings_are_told(secu, tmp_path):
+    folder = write_folder(tmp_path / "p", 40)
+    (folder / "bad.png").write_text("x")
+    lines = secu("fit", folder, "-k", 3, "--out", tmp_path / "run", *SHORT).out.splitlines()
+    assert f"1 images could not be read: {tmp_path / 'run' / 'skipped.csv'}" in lines
+    assert sum(line.startswith("warning: ") for line in lines) >= 1  # two epochs are too few
+    warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
+    assert all("(" in text or "optim.epochs" in text or "--balance" in text for text in warnings)
+
+
+def test_columns_of_a_manifest_come_out_again(secu, tmp_path):
+    write_folder(tmp_path / "p", 30)
+    table = write_manifest(tmp_path / "t.csv", tmp_path / "p", camera=["left", "right"])
+    assert secu("fit", table, "-k", 2, "--labels", "digit", "--out", tmp_path / "run", *SHORT).code == 0
+    assert {row["camera"] for row in rows_of(tmp_path / "run" / "assignments.csv")} == {"left", "right"}
+
+
+# Mistakes
+
+MISTAKES = {
+    "no source": (["fit"], ["SOURCE"]),
+    "nowhere": (["fit", "nowhere"], ["nowhere does not exist", "a folder"]),
+    "unknown kind": (["fit", "fit.txt"], ["fit.txt is of an unknown kind"]),
+    "no clusters": (["fit", "digits", "-k", "1"], ["clusters: 1 must be at least 2"]),
+    "clusters type": (["fit", "digits", "-k", "x"], ["--clusters", "integer"]),
+    "more clusters": (["fit", "digits", "-k", "121"], ["121 clusters need at least 121 images, got 120"]),
+    "balance": (["fit", "digits", "--balance", "1.5"], ["balance: 1.5 must be from 0"]),
+    "labels": (["fit", "digits", "--labels", "foldr"], ["labels: digits has no 'foldr'", "did you mean folder?"]),
+    "device": (["fit", "digits", "--device", "gpu"], ["device: 'gpu'"]),
+    "key": (["fit", "digits", "optim.epoch=3"], ["optim.epoch: unknown", "did you mean epochs?"]),
+    "size": (["fit", "digits", "data.image_size=null"], ["data.image_size: null must be a number of pixels"]),
+    "batch": (["fit", "digits", "optim.batch_size=0"], ["optim.batch_size: 0"]),
+    "section": (["fit", "digits", "optim=3"], ["optim: 3"]),
+    "not a pair": (["fit", "digits", "fast"], ["'fast' must look like key=value"]),
+    "time": (["fit", "digits", "--time-limit", "soon"], ["--time-limit: 'soon'"]),
+    "both": (["fit", "digits", "--resume", "--force"], ["choose one"]),
+    "dry run": (["fit", "nowhere", "--dry-run"], ["nowhere does not exist"]),
+    "expanded": (["fit", "digits/0/0.png", "digits/1"], ["takes one name", "'digits/1'", "'quotes'"]),
+    "predict what": (["predict", "runs/digits"], ["SOURCE"]),
+    "predict no run": (["predict", "digits", "digits"], ["digits is not a run folder"]),
+    "predict nowhere": (["predict", "runs/digits", "nowhere"], ["nowhere does not exist"]),
+    "predict format": (["predict", "runs/digits", "digits", "-o", "a.xlsx"], ["'a.xlsx' must end in .csv, .jsonl"]),
+    "predict folder": (["predict", "runs/digits", "digits", "-o", "no/a.csv"], ["there is no folder no for a.csv"]),
+    "sort where": (["sort", "runs/digits"], ["DEST"]),
+    "sort exists": (["sort", "runs/digits", "digits"], ["digits exists; name a folder that does not"]),
+    "sort no run": (["sort", "nowhere", "new"], ["nowhere is not a run folder"]),
+    "export suffix": (["export", "runs/digits", "model.pt"], ["model.pt must end in .onnx"]),
+    "export no run": (["export", "nowhere", "m.onnx"], ["nowhere is not a run folder"]),
+    "export folder": (["export", "runs/digits", "no/m.onnx"], ["there is no folder no for m.onnx"]),
+    "report no run": (["report", "digits"], ["digits is not a run folder"]),
+    "command": (["prdict"], ["unknown 'prdict'", "did you mean predict?"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "parts"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing(secu, run, home, arguments, parts):
+    before = [name for name in tree(home) if not name.startswith("data")]
+    out = ["--out", "new"] if arguments[0] == "fit" else []
+    assert_one_line(secu(*arguments, *out), *parts)
+    assert [name for name in tree(home) if not name.startswith("data")] == before
+
+
+def test_a_report_of_a_run_that_was_killed_says_so(secu, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    assert_one_line(secu("report", tmp_path / "run"), "has no run.json; was it stopped early?")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission_is_one_line(secu, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0)
+    assert_one_line(secu("fit", tmp_path / "locked"), "cannot read the folder", "Permission denied")
+
+
+# Real processes
+
+
+def start(*arguments, cwd, **options):
+    """Start the program in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SECU_DATA": str(cwd / "data")}
+    command = [sys.executable, "-m", "secu", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=environment, **pipes, **options)
+
+
+def wait_for(ready, process):
+    for _ in range(1200):
+        if ready():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("nothing happened")
+
+
+def interrupt(process):
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return Result(process.returncode, out, err)
+
+
+def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypatch):
+    """First press: nothing is left but an empty cache. Second: --resume ends where a whole run does."""
+    (tmp_path / "p").mkdir()
+    numbers = np.random.default_rng(0)
+    Image.fromarray(numbers.integers(0, 256, (1500, 1500, 3), np.uint8)).save(tmp_path / "p" / "0.png")
+    for number in range(1, 36):
+        os.link(tmp_path / "p" / "0.png", tmp_path / "p" / f"{number}.png")
+    settings = ("fit", "p", "-k", 2, "data.image_size=8", *SHORT, "optim.epochs=15", "optim.batch_size=4")
+
+    process = start(*settings, "--out", "run", cwd=tmp_path)
+    wait_for(lambda: list((tmp_path / "data").glob("images/.*")), process)
+    stopped = interrupt(process)
+    assert_one_line(stopped, "secu: interrupted; secu fit --resume goes on from the last checkpoint", code=130)
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "data" / "images").iterdir()) == []
+
+    process = start(*settings, "--out", "run", "--resume", cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
+    assert_one_line(interrupt(process), "secu fit --resume", code=130)
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left <= {"config.yaml", "metrics.jsonl", "model.safetensors", "state.pt"}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
+    resumed = secu(*settings, "--out", "run", "--resume")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert secu(*settings, "--out", "whole").code == 0
+    for name in ("model.safetensors", "assignments.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["source"] == str(tmp_path / "p")
+
+
+def test_ctrl_c_while_predicting_leaves_nothing(run, home, tmp_path):
+    (tmp_path / "p").mkdir()
+    Image.new("RGB", (3000, 3000)).save(tmp_path / "p" / "0.png")
+    for number in range(1, 300):
+        os.link(tmp_path / "p" / "0.png", tmp_path / "p" / f"{number}.png")
+    process = start("predict", run, tmp_path / "p", "-o", tmp_path / "out.csv", cwd=home)
+    wait_for(lambda: list(tmp_path.glob(".out.csv.*")), process)
+    assert assert_one_line(interrupt(process), code=130) == "secu: interrupted\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_a_reader_that_goes_away_is_no_drama(run, home):
+    """As in secu predict … | head, which typer takes care of if the last flush comes in time."""
+    process = start("predict", run, "digits", cwd=home)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 1
+    process.stderr.close()
+
+
+def test_a_real_process_fails_like_a_called_one(tmp_path):
+    process = start("fit", "nowhere", cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert_one_line(Result(process.returncode, out, err), "nowhere does not exist")
+    assert tree(tmp_path) == []

@@ -1,0 +1,287 @@
+"""New images through a trained model: the answers of training, in every format, without holding them all."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
+from secu import predict
+from secu.config import load_config, merge
+from secu.data.own import ArraySource, open_source
+from secu.errors import UserError
+from secu.predict import predict_source, read_limits
+from secu.run import Run
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("pictures") / "digits")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pictures):
+    asked = merge(SHORT, {"optim": {"epochs": 6}})
+    return fitted(tmp_path_factory.mktemp("fitted"), pictures, overrides=asked)
+
+
+def predicted(run, source, path, **more):
+    """Return the rows for a source, as text, and how many images were left out."""
+    opened = source if hasattr(source, "decode") else open_source(str(source))
+    skipped = predict_source(run, opened, str(path), "cpu", **more)
+    return rows_of(path), skipped
+
+
+# The same answers
+
+
+def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path):
+    assert predict_source(run, open_source(pictures), str(tmp_path / "p.csv"), "cpu") == 0
+    assert (tmp_path / "p.csv").read_bytes() == (run.path / "assignments.csv").read_bytes()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 199, 200, 1000])
+def test_the_answers_do_not_depend_on_the_batch(run, pictures, tmp_path, monkeypatch, batch):
+    monkeypatch.setattr(predict, "BATCH", batch)
+    found, _ = predicted(run, pictures, tmp_path / "p.csv")
+    expected = rows_of(run.path / "assignments.csv")
+    assert [row["id"] for row in found] == [row["id"] for row in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert float(ours["confidence"]) == pytest.approx(float(theirs["confidence"]), abs=3e-6)
+        assert float(ours["cosine"]) == pytest.approx(float(theirs["cosine"]), abs=3e-6)
+        if float(theirs["confidence"]) - float(theirs["second_confidence"]) > 1e-4:
+            assert ours["cluster"] == theirs["cluster"]
+    assert [row["outlier"] for row in found] == [row["outlier"] for row in expected]
+
+
+def test_one_image_alone_gets_the_same_answer(run, pictures, tmp_path):
+    expected = rows_of(run.path / "assignments.csv")[5]
+    (found,), _ = predicted(run, pictures / expected["id"], tmp_path / "p.csv")
+    assert found["cluster"] == expected["cluster"]
+    assert float(found["confidence"]) == pytest.approx(float(expected["confidence"]), abs=3e-6)
+
+
+def test_every_kind_of_source_gives_the_same_clusters(run, pictures, tmp_path):
+    expected = rows_of(run.path / "assignments.csv")
+    shutil.copytree(pictures, tmp_path / "p")
+    np.save(tmp_path / "a.npy", np.stack([np.asarray(Image.open(pictures / row["id"])) for row in expected]))
+    answers = {row["id"]: row["cluster"] for row in expected}
+    for source in (write_zip(tmp_path / "a.zip", pictures), f"{pictures}/**/*.png"):
+        found, _ = predicted(run, source, tmp_path / "p.csv")
+        assert {row["id"]: row["cluster"] for row in found} == answers
+    found, _ = predicted(run, tmp_path / "a.npy", tmp_path / "p.csv")
+    assert [row["cluster"] for row in found] == [row["cluster"] for row in expected]
+    table = write_manifest(tmp_path / "t.csv", tmp_path / "p", note=["a,b", "c"])
+    found, _ = predicted(run, table, tmp_path / "p.csv")
+    assert {row["id"].removeprefix("p/"): row["cluster"] for row in found} == answers
+    assert list(found[0])[-2:] == ["digit", "note"]
+    assert {row["note"] for row in found} == {"a,b", "c"}
+
+
+def test_images_of_any_size_and_colour_are_fitted_to_the_model(run, tmp_path):
+    (tmp_path / "p").mkdir()
+    for number, side in enumerate((1, 3, 8, 100)):
+        Image.new("RGB" if number % 2 else "L", (side, 2 * side)).save(tmp_path / "p" / f"{side}.png")
+    found, skipped = predicted(run, tmp_path / "p", tmp_path / "p.csv")
+    assert ([row["id"] for row in found], skipped) == (["1.png", "3.png", "8.png", "100.png"], 0)
+    assert len({row["cosine"] for row in found}) == 1  # black is black
+
+
+def test_a_colour_model_takes_grey_images(tmp_path):
+    colour = fitted(tmp_path, write_folder(tmp_path / "colour", 40, colour=True))
+    found, _ = predicted(colour, write_folder(tmp_path / "grey", 10), tmp_path / "p.csv")
+    assert len(found) == 10
+
+
+def test_strange_images_are_outliers(run, tmp_path):
+    """The limits of the run's own images judge new ones."""
+    limits = read_limits(run)
+    assert limits.shape == (3,)
+    found, _ = predicted(run, ArraySource("x", np.tile(np.eye(8, dtype=np.uint8) * 255, (5, 1, 1))), tmp_path / "p.csv")
+    for row in found:
+        assert (row["outlier"] == "True") == (float(row["cosine"]) < float(limits[int(row["cluster"])]))
+
+
+def test_twins_of_the_images_of_training_are_no_outliers(tmp_path, monkeypatch):
+    """Their limit is their own cosine, which is rounded in clusters.csv and differs by a bit in another batch."""
+    np.save(tmp_path / "twins.npy", np.repeat(digits(1)[0], 20, 0))
+    twins = fitted(tmp_path, tmp_path / "twins.npy", 2)
+    limits = read_limits(twins)
+    for batch in (1, 3, 64):
+        monkeypatch.setattr(predict, "BATCH", batch)
+        found, _ = predicted(twins, tmp_path / "twins.npy", tmp_path / "p.csv")
+        assert {row["outlier"] for row in found} == {"False"}
+        assert all(float(row["cosine"]) - limits[int(row["cluster"])] > 5e-5 for row in found)
+
+
+# Formats
+
+
+def test_all_formats_say_the_same(run, pictures, tmp_path, capsys):
+    source = open_source(pictures)
+    for name in ("p.csv", "p.jsonl", "p.parquet"):
+        predict_source(run, source, str(tmp_path / name), "cpu")
+    predict_source(run, source, "-", "cpu")
+    printed = list(csv.DictReader(io.StringIO(capsys.readouterr().out, newline="")))
+    lines = (tmp_path / "p.jsonl").read_text(encoding="utf-8").splitlines()
+    objects = [json.loads(line) for line in lines]
+    text = rows_of(tmp_path / "p.csv")
+    assert printed == text
+    assert objects == pq.read_table(tmp_path / "p.parquet").to_pylist()
+    assert [{key: str(value) for key, value in row.items()} for row in objects] == text
+    assert {key: type(value) for key, value in objects[0].items()} == {
+        **{"id": str, "cluster": int, "confidence": float, "second": int},
+        **{"second_confidence": float, "cosine": float, "outlier": bool},
+    }
+    assert tree(tmp_path) == ["p.csv", "p.jsonl", "p.parquet"]
+
+
+# Bad images
+
+
+def test_bad_images_are_left_out_and_counted(run, pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    for number in range(30):  # more than 5%: there is nothing to stop here
+        (tmp_path / "p" / "0" / f"bad{number}.png").write_text("x")
+    found, skipped = predicted(run, tmp_path / "p", tmp_path / "p.csv")
+    assert (len(found), skipped) == (200, 30)
+    assert not any("bad" in row["id"] for row in found)
+
+
+def test_what_was_refused_while_listing_is_counted_too(run, pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    table = write_manifest(tmp_path / "t.csv", tmp_path / "p")
+    with table.open("a") as file:
+        file.write(",4\np/nowhere.png,4\n")
+    found, skipped = predicted(run, table, tmp_path / "p.csv")
+    assert (len(found), skipped) == (200, 2)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_nothing_but_bad_images_is_an_error_and_leaves_nothing(run, tmp_path, kind):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.png").write_text("x")
+    with pytest.raises(UserError, match=r"none of the 1 images in .*p can be read"):
+        predict_source(run, open_source(tmp_path / "p"), str(tmp_path / f"out.{kind}"), "cpu")
+    assert tree(tmp_path) == ["p", "p/a.png"]
+
+
+def test_a_failure_leaves_an_old_table_as_it_was(run, tmp_path):
+    class Breaking(ArraySource):
+        def read(self, i):
+            if i == 30:
+                raise KeyboardInterrupt
+            return super().read(i)
+
+    (tmp_path / "p.csv").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        predict_source(run, Breaking("x", digits(60)[0]), str(tmp_path / "p.csv"), "cpu")
+    assert {name: (tmp_path / name).read_text() for name in tree(tmp_path)} == {"p.csv": "old"}
+
+
+# Memory
+
+
+class Counting(ArraySource):
+    """Counts how many images were read and how many rows were written by then."""
+
+    def __init__(self, count):
+        super().__init__("many", np.broadcast_to(digits(1)[0], (count, 8, 8)))
+        self.reads = self.written = self.ahead = 0
+
+    def read(self, i):
+        self.reads += 1
+        self.ahead = max(self.ahead, self.reads - self.written)
+        return super().read(i)
+
+
+def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypatch):
+    """No image is read long before the table has the row of an earlier one."""
+    monkeypatch.setattr(predict, "BATCH", 16)
+    reach = []
+    for count in (400, 4_000):
+        source = Counting(count)
+        usual = predict.Stream._write_one
+
+        def write_one(self, writer, numbers, cosines, source=source, usual=usual):
+            usual(self, writer, numbers, cosines)
+            source.written += len(numbers)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(predict.Stream, "_write_one", write_one)
+            found, _ = predicted(run, source, tmp_path / "p.csv")
+        assert len(found) == source.written == source.reads == count
+        reach.append(source.ahead)
+    assert reach[0] == reach[1] < 400
+
+
+# Runs that cannot predict
+
+
+def copied(run, path):
+    shutil.copytree(run.path, path)
+    return Run.open(path)
+
+
+def test_a_run_without_clusters_was_stopped_early(run, pictures, tmp_path):
+    other = copied(run, tmp_path / "run")
+    (other.path / "clusters.csv").unlink()
+    with pytest.raises(UserError, match=r"has no clusters.csv; was it stopped early"):
+        predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
+    (other.path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="has no model yet"):
+        predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "cluster,size\n0,1\n",
+        "cluster,outlier_below\n0,0.5\n",
+        "cluster,outlier_below\n0,x\n1,y\n2,z\n",
+        "a,outlier_below\n0\n",
+    ],
+)
+def test_a_damaged_table_of_clusters_is_named(run, pictures, tmp_path, text):
+    other = copied(run, tmp_path / "run")
+    (other.path / "clusters.csv").write_text(text)
+    with pytest.raises(UserError, match=r"clusters.csv does not hold outlier_below of 3 clusters"):
+        predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
+
+
+def test_a_run_of_a_data_set_says_what_it_needs(pictures, tmp_path):
+    other = Run.create(tmp_path / "run", load_config("digits"))
+    with pytest.raises(UserError, match="was trained on digits; predict needs a run of secu fit"):
+        predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
+
+
+def test_a_model_of_another_run_is_refused(run, pictures, tmp_path):
+    other = copied(run, tmp_path / "run")
+    text = (other.path / "config.yaml").read_text()
+    (other.path / "config.yaml").write_text(text.replace("dim: 8\n", "dim: 16\n"))
+    with pytest.raises(UserError, match="holds another encoder than its data and config ask for"):
+        predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
+
+
+def test_nothing_is_unpickled_from_a_run_that_came_by_mail(run, pictures, tmp_path, monkeypatch):
+    other = copied(run, tmp_path / "run")
+    (other.path / "state.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("torch.load was called"))
+    found, _ = predicted(other, pictures, tmp_path / "p.csv")
+    assert len(found) == 200
+
+
+def test_a_wrong_output_is_told_before_any_work(run, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "Stream", lambda *a: pytest.fail("work was begun"))
+    with pytest.raises(UserError, match=r"must end in .csv, .jsonl or .parquet"):
+        predict_source(run, open_source(pictures), str(tmp_path / "p.txt"), "cpu")
+    with pytest.raises(UserError, match=r"output: there is no folder .*nowhere for p.csv"):
+        predict_source(run, open_source(pictures), str(tmp_path / "nowhere" / "p.csv"), "cpu")

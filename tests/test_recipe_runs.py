@@ -1,0 +1,68 @@
+"""Many seeds of a recipe: run one after the other, gone on with after an interruption, and summed up."""
+
+import json
+import statistics
+
+import pytest
+
+from secu.config import load_config
+from secu.errors import UserError
+from secu.recipe_runs import is_finished, parse_seeds, repeat, run_recipe, summary
+from secu.run import Run
+from secu.train import Listener
+
+TINY = ["heads=[10]", "optim.epochs=2", "optim.batch_size=128"]
+
+
+def test_seeds_are_a_range_or_a_list():
+    assert parse_seeds("0..3") == [0, 1, 2, 3]
+    assert parse_seeds("4..4") == [4]
+    assert parse_seeds("9,1,9") == [9, 1]
+
+
+@pytest.mark.parametrize("text", ["", "3..1", "a", "1,,2", "-1", "0...3", "1.5"])
+def test_other_seeds_are_refused_in_one_line(text):
+    with pytest.raises(UserError, match="must be a rising range like"):
+        parse_seeds(text)
+
+
+class Interrupting(Listener):
+    """Presses Ctrl-C in the middle of the second epoch."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def stepped(self):
+        self.steps += 1
+        if self.steps == 20:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_repeat_goes_on_and_gives_what_an_uninterrupted_one_gives(tmp_path):
+    listeners = {0: Listener(), 1: Interrupting()}
+    with pytest.raises(KeyboardInterrupt):
+        repeat("digits", TINY, [0, 1], tmp_path / "a", device="cpu", listener=listeners.__getitem__)
+    assert is_finished(Run.open(tmp_path / "a" / "seed-0"))
+    assert not is_finished(Run.open(tmp_path / "a" / "seed-1"))
+    first = (tmp_path / "a" / "seed-0" / "model.safetensors").stat().st_mtime_ns
+    records = repeat("digits", TINY, [0, 1], tmp_path / "a", device="cpu", listener=lambda seed: Listener())
+    assert (tmp_path / "a" / "seed-0" / "model.safetensors").stat().st_mtime_ns == first
+    run_recipe(load_config("digits", [*TINY, "seed=1"]), tmp_path / "b", device="cpu")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a/seed-1", "b")]
+    assert models[0] == models[1]
+    assert [record["seed"] for record in records] == [0, 1]
+    last = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert records[1]["acc"] == last["acc"]
+
+
+def test_summary_has_mean_deviation_and_the_best_run():
+    records = [
+        {"acc": 0.80, "nmi": 0.70, "ari": 0.60, "largest": 12, "smallest": 4},
+        {"acc": 0.90, "nmi": 0.65, "ari": 0.62, "largest": 2000, "smallest": 6},
+    ]
+    spread = statistics.stdev([80.0, 90.0])
+    assert summary(records)[0] == ("ACC", f"85.00 ± {spread:.2f}", "90.00")
+    assert summary(records)[1][2] == "65.00"
+    assert summary(records)[3] == ("largest cluster", "1,006", "2,000")
+    assert summary(records)[4] == ("smallest cluster", "5", "6")
+    assert summary(records[:1])[0] == ("ACC", "80.00 ± 0.00", "80.00")

@@ -1,0 +1,208 @@
+"""Pictures in a folder for each cluster: links or copies, best first, and nothing at all when something goes wrong."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from own_images import digits, fitted, rows_of, tree, write_folder, write_zip
+from secu import sorting
+from secu.config import load_config
+from secu.data import load
+from secu.errors import UserError
+from secu.run import Run
+from secu.sorting import sort_run
+from secu.train import train
+
+HOSTILE = [
+    "a\nb.png",
+    "<img src=x>.png",
+    "-rf.png",
+    "$(touch x).png",
+    "sp ace.png",
+    "猫" * 80 + ".png",
+    "x" * 251 + ".png",
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("pictures") / "digits", 60)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pictures):
+    return fitted(tmp_path_factory.mktemp("fitted"), pictures)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path_factory.getbasetemp() / "shared-cache"))
+
+
+def best_first(run):
+    """Return the ids of each cluster's images by falling cosine."""
+    rows = rows_of(run.path / "assignments.csv")
+    clusters = [[row for row in rows if row["cluster"] == str(cluster)] for cluster in range(3)]
+    return [[row["id"] for row in sorted(c, key=lambda row: -float(row["cosine"]))] for c in clusters]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_every_picture_lies_in_the_folder_of_its_cluster_best_first(run, pictures, tmp_path, copy):
+    assert sort_run(run, tmp_path / "sorted", copy=copy) == 60
+    assert sorted(path.name for path in (tmp_path / "sorted").iterdir()) == ["cluster-0", "cluster-1", "cluster-2"]
+    cosine = {row["id"]: row["cosine"] for row in rows_of(run.path / "assignments.csv")}
+    original = {os.path.basename(name): name for name in cosine}
+    for cluster, expected in enumerate(best_first(run)):
+        files = sorted((tmp_path / "sorted" / f"cluster-{cluster}").iterdir())
+        assert [path.name[:7] for path in files] == [f"{rank:06d}-" for rank in range(len(expected))]
+        found = [original[path.name[7:]] for path in files]
+        assert sorted(found) == sorted(expected)
+        assert [cosine[name] for name in found] == [cosine[name] for name in expected]  # equal ones may change places
+        for path, name in zip(files, found, strict=True):
+            assert path.is_symlink() is not copy
+            assert path.read_bytes() == (pictures / name).read_bytes()
+            assert copy or path.resolve() == pictures / name
+
+
+def test_links_hold_wherever_one_stands(run, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sort_run(run, sorting.Path("deep/er/sorted"), copy=False)
+    links = list((tmp_path / "deep").rglob("*.png"))
+    assert len(links) == 60
+    assert all(os.path.isabs(os.readlink(link)) and link.exists() for link in links)
+
+
+def test_copies_do_not_need_the_originals(pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    run = fitted(tmp_path, tmp_path / "p")
+    sort_run(run, tmp_path / "sorted", copy=True)
+    shutil.rmtree(tmp_path / "p")
+    for path in (tmp_path / "sorted").rglob("*.png"):
+        with Image.open(path) as image:
+            assert image.size == (8, 8)
+
+
+@pytest.mark.parametrize("kind", ["folder", "empty folder", "file", "link to a folder"])
+def test_what_exists_is_left_alone(run, tmp_path, kind):
+    place = tmp_path / "sorted"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        real = tmp_path / "real" if "link" in kind else place
+        real.mkdir()
+        if kind == "folder":
+            (real / "mine.txt").write_text("mine")
+        if real != place:
+            place.symlink_to(real)
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=r"sort: .*sorted exists; name a folder that does not"):
+        sort_run(run, place, copy=False)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_hostile_names_become_plain_ones(tmp_path, copy):
+    (tmp_path / "p").mkdir()
+    names = [*HOSTILE, os.fsdecode(b"\xff\xfe.png")]
+    for name, pixels in zip(names, digits(20)[0], strict=False):
+        Image.fromarray(pixels).save(tmp_path / "p" / name)
+    run = fitted(tmp_path, tmp_path / "p", 2)
+    assert sort_run(run, tmp_path / "sorted", copy=copy) == len(names)
+    files = list((tmp_path / "sorted").rglob("*.png"))
+    assert len(files) == len(names)
+    for path in files:
+        assert path.exists()
+        assert len(os.fsencode(path.name)) <= 255
+        assert not set(path.name) & set("\n<> $()/\\&;'\"")
+        path.name.encode()
+    assert any("猫" in path.name for path in files)
+
+
+def test_equal_names_from_different_folders_do_not_collide(tmp_path):
+    for number, pixels in enumerate(digits(20)[0]):
+        (tmp_path / "p" / str(number)).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / "p" / str(number) / "scan.png")
+    assert sort_run(fitted(tmp_path, tmp_path / "p", 2), tmp_path / "sorted", copy=True) == 20
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 20
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("kind", ["array", "archive"])
+def test_images_that_are_no_files_are_written_as_png(tmp_path, kind, colour):
+    folder = write_folder(tmp_path / "p", 30, colour=colour)
+    pixels = np.stack([np.asarray(Image.open(path)) for path in sorted(folder.rglob("*.png"))])
+    if kind == "array":
+        source = tmp_path / "a.npy"
+        np.save(source, pixels)
+    else:
+        source = write_zip(tmp_path / "a.zip", folder)
+    run = fitted(tmp_path, source)
+    assert sort_run(run, tmp_path / "sorted", copy=False) == 30
+    files = list((tmp_path / "sorted").rglob("*.png"))
+    assert len(files) == 30
+    shown = sorted(np.asarray(Image.open(path)).tobytes() for path in files)
+    assert shown == sorted(image.tobytes() for image in pixels)
+    if kind == "array":
+        for path in files:
+            assert np.array_equal(np.asarray(Image.open(path)), pixels[int(path.stem.split("-")[1])])
+
+
+def test_a_data_set_is_sorted_too(tmp_path):
+    config = load_config("digits", ["heads=[3]", "optim.epochs=0", "encoder.dim=8"])
+    run = Run.create(tmp_path / "run", config)
+    images = load("digits", "all")
+    model = train(config, images, run, device="cpu")
+    assert model.finished
+    assert sort_run(run, tmp_path / "sorted", copy=False) == 1797
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 1797
+
+
+def test_bad_files_are_not_sorted(pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    (tmp_path / "p" / "0" / "1a.png").write_text("x")  # among the others, so that numbers shift
+    run = fitted(tmp_path, tmp_path / "p")
+    assert sort_run(run, tmp_path / "sorted", copy=False) == 60
+    links = {path.resolve() for path in (tmp_path / "sorted").rglob("*.png")}
+    assert len(links) == 60
+    assert not any(path.name == "1a.png" for path in links)
+
+
+def test_many_clusters_sort_by_name_as_by_number(tmp_path):
+    run = fitted(tmp_path, write_folder(tmp_path / "p", 40), 11)
+    sort_run(run, tmp_path / "sorted", copy=False)
+    names = sorted(path.name for path in (tmp_path / "sorted").iterdir())
+    assert names == [f"cluster-{number:02d}" for number in range(11)]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_is_left_after_an_error(run, tmp_path, monkeypatch, error):
+    calls = []
+
+    def full(source, target):
+        calls.append(target)
+        if len(calls) == 10:
+            raise error
+        target.write_text("x")
+
+    monkeypatch.setattr(sorting.shutil, "copy2", full)
+    with pytest.raises(type(error)):
+        sort_run(run, tmp_path / "sorted", copy=True)
+    assert len(calls) == 10
+    assert tree(tmp_path) == []
+
+
+def test_an_original_that_vanished_is_named_and_nothing_is_left(pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    run = fitted(tmp_path, tmp_path / "p")
+    shutil.rmtree(tmp_path / "p")
+    with pytest.raises(UserError, match="p does not exist"):
+        sort_run(run, tmp_path / "sorted", copy=True)
+    assert not (tmp_path / "sorted").exists()
+
+
+def test_others_may_look_into_the_folder(run, tmp_path):
+    sort_run(run, tmp_path / "sorted", copy=False)
+    assert (tmp_path / "sorted").stat().st_mode & 0o777 == 0o755

@@ -1,0 +1,170 @@
+"""The table of assignments: the same content in three formats, whatever the user's columns hold."""
+
+import csv
+import io
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from secu.errors import UserError
+from secu.evaluate import Predictions
+from secu.tables import OURS, CsvWriter, format_of, make_rows, table_writer
+
+COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
+
+
+def predictions(count=3):
+    numbers = torch.arange(count)
+    return Predictions(numbers % 2, 0.9 - numbers / 30, 1 - numbers % 2, numbers / 30, 0.8 - numbers / 3)
+
+
+def rows(columns=None, labels=None, ids=("a", "b", "c")):
+    return make_rows(ids, predictions(len(ids)), torch.tensor([False, True, False][: len(ids)]), columns or {}, labels)
+
+
+def write(path, kind, *batches):
+    with table_writer(path, kind) as writer:
+        for batch in batches:
+            writer.write(batch)
+    return path
+
+
+def read_csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# Rows
+
+
+def test_a_row_holds_what_was_found():
+    first, second, _ = rows()
+    assert list(first) == list(OURS) == COLUMNS
+    assert first == dict(zip(COLUMNS, ["a", 0, 0.9, 1, 0.0, 0.8, False], strict=True))
+    assert second["cosine"] == round(0.8 - 1 / 3, 6)
+    assert second["outlier"] is True
+
+
+def test_the_true_label_and_carried_columns_come_last_and_in_order():
+    found = rows({"z": ["1", "2", "3"], "a": [None, 2.5, "x"]}, labels=["cat", "", "dog"])
+    assert list(found[0]) == [*COLUMNS, "label", "z", "a"]
+    assert [row["label"] for row in found] == ["cat", "", "dog"]
+    assert [row["a"] for row in found] == [None, 2.5, "x"]
+    assert "label" not in rows()[0]
+
+
+def test_carried_columns_never_hide_ours_or_each_other():
+    mine = {"id": ["x"], "source_id": ["y"], "cluster": ["z"], "label": ["l"], "source_source_id": ["w"]}
+    (row,) = rows(mine, ids=("a",))
+    assert row["id"] == "a"
+    assert row["cluster"] == 0
+    assert sorted(str(value) for key, value in row.items() if key not in OURS) == ["l", "w", "x", "y", "z"]
+    assert row["source_id"] == "x"
+    assert row["source_cluster"] == "z"
+
+
+def test_a_name_with_a_newline_or_foreign_bytes_is_one_line():
+    found = rows(ids=("a\nb", "\udce4", "<b>ü,\"'"))
+    assert [row["id"] for row in found] == ["a\\nb", "\\xe4", "<b>ü,\"'"]
+
+
+# Formats
+
+
+HOSTILE = {
+    "text": ['comma, "quote" and\nline', "ünï 猫", ""],
+    "latin-1 st\udce4dte": ["K\udcf6ln", "plain", "=1+1"],
+    "bytes": [b"cat", b"\xff", b""],
+    "mixed": [None, 1.5, True],
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_whatever_the_columns_hold_can_be_written_and_read_back(tmp_path, kind):
+    """A manifest that Excel saved is Latin-1: its text must not cost the user a trained run."""
+    path = write(tmp_path / f"t.{kind}", kind, rows(HOSTILE, labels=["\udcff", "b", "c"]))
+    if kind == "csv":
+        found = read_csv(path)
+    elif kind == "jsonl":
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    else:
+        found = pq.read_table(path).to_pylist()
+    assert list(found[0]) == [*COLUMNS, "label", "text", "latin-1 st\\udce4dte", "bytes", "mixed"]
+    assert [row["text"] for row in found] == HOSTILE["text"]
+    assert found[0]["latin-1 st\\udce4dte"] == "K\\udcf6ln"
+    assert [row["bytes"] for row in found] == ["cat", "\\xff", ""]
+    assert found[0]["label"] == "\\udcff"
+
+
+def test_csv_and_parquet_say_the_same(tmp_path):
+    content = rows({"note": ["x", "y,z", ""], "number": [1, 2.5, -3]}, labels=["a", "b", "c"])
+    text = read_csv(write(tmp_path / "t.csv", "csv", content))
+    table = pq.read_table(write(tmp_path / "t.parquet", "parquet", content))
+    assert [{key: str(value) for key, value in row.items()} for row in table.to_pylist()] == text
+    types = {field.name: str(field.type) for field in table.schema}
+    assert [types[name] for name in COLUMNS] == ["string", "int64", "double", "int64", "double", "double", "bool"]
+    assert types["number"] == "string"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_batches_make_the_same_table_as_one_go(tmp_path, kind):
+    content = rows({"note": ["x", None, "z"]})
+    whole = write(tmp_path / f"whole.{kind}", kind, content)
+    parts = write(tmp_path / f"parts.{kind}", kind, content[:1], [], content[1:])
+    if kind == "parquet":
+        assert pq.read_table(parts).to_pylist() == pq.read_table(whole).to_pylist()
+    else:
+        assert parts.read_bytes() == whole.read_bytes()
+
+
+def test_json_has_no_nan(tmp_path):
+    path = write(tmp_path / "t.jsonl", "jsonl", rows({"age": [math.nan, 3.5, None]}))
+    found = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    assert [row["age"] for row in found] == [None, 3.5, None]
+    assert found[0]["outlier"] is False
+
+
+def test_csv_has_one_header_and_only_with_rows():
+    file = io.StringIO()
+    writer = CsvWriter(file)
+    writer.write([])
+    assert file.getvalue() == ""
+    writer.write(rows()[:2])
+    writer.write(rows()[2:])
+    lines = file.getvalue().splitlines()
+    assert lines[0] == ",".join(COLUMNS)
+    assert lines[1] == "a,0,0.9,1,0.0,0.8,False"
+    assert len(lines) == 4
+
+
+def test_a_parquet_file_is_closed_when_something_goes_wrong(tmp_path):
+    def fail():
+        with table_writer(tmp_path / "t.parquet", "parquet") as writer:
+            writer.write(rows())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert pq.read_table(tmp_path / "t.parquet").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("-", "csv"), ("a.csv", "csv"), ("A.CSV", "csv"), ("x/b.jsonl", "jsonl"), ("c.d.parquet", "parquet")],
+)
+def test_the_name_decides_the_format(path, kind):
+    assert format_of(path) == kind
+
+
+@pytest.mark.parametrize("path", ["a.json", "a.xlsx", "results", "a.csv.gz", "", "a.csv/", "csv."])
+def test_another_name_is_refused(path):
+    with pytest.raises(UserError, match=r"output: .* must end in \.csv, \.jsonl or \.parquet; "):
+        format_of(path)
+
+
+def test_the_format_that_was_meant_is_named():
+    with pytest.raises(UserError, match="did you mean jsonl"):
+        format_of("a.json")
