@@ -15,7 +15,8 @@ MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images a cluster teaches noise
 STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 60_000}  # what training should take; more images need more
 FEWEST_EPOCHS, MOST_EPOCHS = 20, 400
-# Images a second, forward and backward, two views: measured at 32 pixels, falls with the number of pixels.
+# Images a second, forward and backward, two views, at 32 pixels; falls with the number of pixels. Rough: two CPU cores
+# and one H200 were measured, mps is a guess.
 SPEED = {("cpu", "small"): 250, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
 HOPELESS_HOURS = 12
 UNTOLD = ("data.source", "data.labels", "seed")  # settings that are not worth a line in the plan
@@ -146,7 +147,7 @@ def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Chan
 
 
 def estimate(config: Config, facts: Facts) -> float:
-    """Return the seconds that training should take, from speeds measured on one machine of each kind."""
+    """Return roughly how many seconds training should take."""
     backbone = config.encoder.backbone
     speed = SPEED.get((facts.device, backbone), SPEED.get((facts.device, "resnet18"), 14))
     side = config.augment.size or config.data.image_size or facts.side
