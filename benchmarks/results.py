@@ -26,6 +26,8 @@ METRICS = ("acc", "nmi", "ari")
 def keep(recipe: str, folder: Path, commit: str) -> Path:
     """Store a finished run of a recipe, after checking that it is one: same settings, whole schedule."""
     run = Run.open(folder)
+    if not (folder / "run.json").is_file():
+        raise UserError(f"{folder} is not finished: it has no run.json")
     config, record = run.config(), json.loads((folder / "run.json").read_text())
     if config.model_dump() != load_config(recipe, [f"seed={config.seed}"]).model_dump():
         raise UserError(f"{folder} was not made by recipe {recipe} as it stands now")
