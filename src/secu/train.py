@@ -92,7 +92,7 @@ def train(
         model.seconds = before + now - started
         record |= {"epoch_seconds": round(now - began, 3), "seconds": round(model.seconds, 3)}
         if is_due(config, model.epochs_done):
-            record |= test_scores(model, test)
+            record |= scores_on(model, test)
         run.add_metrics(record)
         listener.epoch_ended(record)
         out_of_time = now - started + (now - began) > time_limit
@@ -131,7 +131,7 @@ def is_due(config: Config, epochs_done: int) -> bool:
     return epochs_done == config.optim.total_epochs or (every > 0 and epochs_done % every == 0)
 
 
-def test_scores(model: Trained, test: ImageSource | None) -> dict[str, float]:
+def scores_on(model: Trained, test: ImageSource | None) -> dict[str, float]:
     """Return ACC, NMI and ARI of the first head on the test images, if their true labels are known."""
     if test is None:
         return {}

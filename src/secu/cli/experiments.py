@@ -155,3 +155,4 @@ def demo(
     console.print(table)
     path = result.run.path
     console.print(f"run folder: {path}, pictures of the clusters: {path / 'exemplars.png'}", soft_wrap=True)
+    console.print(f"look at {path / 'report.html'}", soft_wrap=True)
