@@ -15,16 +15,10 @@ from secu.train import Listener
 LINE_SECONDS = 30  # between two lines in a log that is not a terminal
 
 
-class ProgressListener(Listener):
-    """Shows a training run; use as a context, so that the bar is gone when something goes wrong."""
+class Shown:
+    """Something with a bar; use as a context, so that the bar is gone when something goes wrong."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        quiet = not console.is_terminal
-        self.bar = Progress(TextColumn("epoch"), *columns, *times, console=console, transient=True, disable=quiet)
-        self.steps, self.last_line = 1, 0.0
+    bar: Progress
 
     def __enter__(self) -> Self:
         return self
@@ -33,6 +27,18 @@ class ProgressListener(Listener):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+
+class ProgressListener(Shown, Listener):
+    """Shows a training run."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        quiet = not console.is_terminal
+        self.bar = Progress(TextColumn("epoch"), *columns, *times, console=console, transient=True, disable=quiet)
+        self.steps, self.last_line = 1, 0.0
 
     def started(self, *, engine: str, device: str, model: Trained, steps: int) -> None:
         """Say where training happens and show the bar."""
@@ -59,21 +65,13 @@ class ProgressListener(Listener):
         self.last_line = time.monotonic()
 
 
-class DecodeProgress:
+class DecodeProgress(Shown):
     """Shows how far decoding is; call it with the images done and their total."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.task = self.bar.add_task("", total=None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
         """Move the bar; it is gone when all is done."""
