@@ -20,9 +20,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from secu.checkpoint import build
-from secu.config import load_config
+from secu.config import Config, load_config
 from secu.data import Images
-from secu.engine import Step, choose_engine
+from secu.engine import ClusterStep, Engine, choose_engine
 from secu.train import choose_device
 
 REPEATS = 20
@@ -35,8 +35,8 @@ def main() -> None:
     config = load_config(arguments.recipe, arguments.overrides)
     engine = choose_engine(config.engine, device)
     images = Images(torch.randint(0, 256, (arguments.images, 3, 32, 32), dtype=torch.uint8))
-    model = build(config, len(images), images.shape, device)
-    step = Step(config, images, model.augmentation, model.encoder, model.clustering, device, engine)
+    steps = [make_step(config, images, device, engine) for _ in range(arguments.beside + 1)]
+    runner, step = Engine(steps, engine), steps[0]
     first: list[float] = []
 
     def after_step() -> None:
@@ -47,11 +47,11 @@ def main() -> None:
     seconds = []
     for number in range(arguments.epochs + 1):
         began = time.monotonic()
-        step.epoch(number, after_step)  # ends with a read-back of the losses, so the device is done
+        runner.epoch(number, after_step)  # ends with a read-back of the losses, so the device is done
         seconds.append(time.monotonic() - began)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     parts = time_parts(step, device)
-    epoch = statistics.median(seconds[1:])
+    epoch = statistics.median(seconds[1:]) / len(steps)
     floor = arithmetic(step, device) * len(images) / config.optim.batch_size / matrix_rate(device)
     report = {
         "recipe": arguments.recipe,
@@ -59,6 +59,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "engine": engine,
+        "trainings_side_by_side": len(steps),
         "images": len(images),
         "start_to_first_step_seconds": round(first[0], 2),
         "first_epoch_seconds": round(seconds[0], 3),
@@ -74,6 +75,13 @@ def main() -> None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
+def make_step(config: Config, images: Images, device: torch.device, engine: str) -> ClusterStep:
+    """Return the step of an untrained model."""
+    model = build(config, len(images), images.shape, device)
+    parts = (model.augmentation, model.encoder, model.clustering)
+    return ClusterStep(config, images, *parts, device, compiled=engine != "eager")
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,12 +89,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--epochs", type=int, default=4, help="timed epochs, after one that warms up")
+    parser.add_argument("--beside", type=int, default=0, help="other trainings in the same captured step")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     return parser.parse_args()
 
 
-def time_parts(step: Step, device: torch.device) -> dict[str, float]:
+def time_parts(step: ClusterStep, device: torch.device) -> dict[str, float]:
     """Time the parts of one full batch by themselves, each as the engine runs it."""
     size = step.sizes[0]
     augment, encode, assign = step.parts(size)
@@ -120,13 +129,13 @@ def time_parts(step: Step, device: torch.device) -> dict[str, float]:
     return {name: measure(work, step, device) for name, work in whole.items()}
 
 
-def embed(step: Step, encode: Callable[..., torch.Tensor], views: torch.Tensor) -> torch.Tensor:
+def embed(step: ClusterStep, encode: Callable[..., torch.Tensor], views: torch.Tensor) -> torch.Tensor:
     """Encode as the step does."""
-    with torch.autocast(step.device.type, torch.bfloat16, enabled=step.autocast):
+    with step.autocast():
         return encode(views)
 
 
-def measure(work: Callable[[], object], step: Step, device: torch.device) -> float:
+def measure(work: Callable[[], object], step: ClusterStep, device: torch.device) -> float:
     """Return the median seconds of ``work``; on CUDA as a replayed graph, so that launches cost nothing."""
     stream = torch.cuda.Stream() if device.type == "cuda" else None
     run: Callable[[], object] = work
@@ -152,7 +161,7 @@ def measure(work: Callable[[], object], step: Step, device: torch.device) -> flo
     return statistics.median(times)
 
 
-def arithmetic(step: Step, device: torch.device) -> float:
+def arithmetic(step: ClusterStep, device: torch.device) -> float:
     """Count the floating-point operations of the encoder, forward and backward, in one step."""
     size = step.sizes[0]
     shape = (2 * size, step.augmentation.channels, *step.augmentation.view_size)

@@ -12,7 +12,7 @@ from secu.clustering import Clustering
 from secu.config import Config, load_config
 from secu.constraints import NO_LABEL
 from secu.data import Images
-from secu.engine import Step
+from secu.engine import ClusterStep, Engine
 from secu.metrics import accuracy
 from secu.optim import learning_rates
 
@@ -354,26 +354,26 @@ def quadrants(images: int) -> Images:
     return Images(pixels)
 
 
-def make_step(images: Images, epochs: int, *overrides: str) -> Step:
+def make_step(images: Images, epochs: int, *overrides: str) -> ClusterStep:
     jitter = ["augment.affine.rotation=0", "augment.affine.shift=0.1"]
     schedule = ["optim.batch_size=16", f"optim.epochs={epochs}", "optim.warmup_epochs=1"]
     config, device = load_config("digits", ["heads=[4,6]", *jitter, *schedule, *overrides]), torch.device("cpu")
     model = build(config, len(images), images.shape, device)
-    return Step(config, images, model.augmentation, model.encoder, model.clustering, device, "eager")
+    return ClusterStep(config, images, model.augmentation, model.encoder, model.clustering, device)
 
 
 def test_first_epoch_moves_labels_centers_and_statistics_but_no_weight_of_the_encoder():
     step = make_step(quadrants(40), 2)
     encoder = {name: value.clone() for name, value in step.encoder.state_dict().items()}
     centers = step.clustering.head()
-    step.epoch(0, lambda: None)
+    Engine([step], "eager").epoch(0)
     assert any("running" in name for name in encoder)
     for name, value in step.encoder.state_dict().items():
         assert torch.equal(value, encoder[name]) != ("running" in name), name
     assert (step.clustering.head() * centers).sum(-1).max() < 0.99
     assert (step.clustering.labels != NO_LABEL).all()
     assert step.clustering.sizes().sum() == 40
-    step.epoch(1, lambda: None)
+    Engine([step], "eager").epoch(1)
     assert not torch.equal(step.encoder.state_dict()["projection.0.weight"], encoder["projection.0.weight"])
 
 
@@ -396,7 +396,7 @@ def test_epoch_visits_every_image_once_and_keeps_what_belongs_to_it():
         step.encoder.eval()  # as an evaluation between epochs might leave it
         start = clustering.centers.unit().detach().clone()
         seen.clear()
-        means = step.epoch(number, lambda: None)
+        (means,) = Engine([step], "eager").epoch(number)
         batches, losses, rates = zip(*seen, strict=True)
         assert [len(batch) for batch in batches] == [16, 16, 9]
         orders.append([image for batch in batches for image in batch])
@@ -421,7 +421,7 @@ def test_every_epoch_and_seed_draws_its_own_views_and_draws_them_again():
             return augment(pixels, draws)
 
         step._parts[0] = spy
-        step.epoch(epoch, lambda: None)
+        Engine([step], "eager").epoch(epoch)
         numbers[seed, epoch, again] = torch.cat([value.flatten() for value in drawn])
     assert torch.equal(numbers[0, 0, 0], numbers[0, 0, 1])
     assert len(numbers[0, 0, 0].unique()) > 0.99 * len(numbers[0, 0, 0])  # no batch repeats another's
@@ -439,7 +439,7 @@ def test_runs_collapse_without_constraint_and_find_the_kinds_with_one():
     for constraint in ("none", "size", "entropy"):
         step = make_step(images, 11, f"constraint.kind={constraint}", "seed=1")
         for number in range(12):
-            step.epoch(number, lambda: None)
+            Engine([step], "eager").epoch(number)
         sizes = step.clustering.sizes().tolist()
         largest[constraint], smallest[constraint] = max(sizes), min(sizes)
         found[constraint] = accuracy(kinds, step.clustering.labels[:, 0].numpy())

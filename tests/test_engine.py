@@ -9,7 +9,7 @@ from secu.backbones import ViewNorm
 from secu.checkpoint import Trained, build, restore, save
 from secu.config import load_config
 from secu.data import Images
-from secu.engine import Step, batch_sizes, choose_engine
+from secu.engine import ClusterStep, Engine, batch_sizes, choose_engine
 from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
@@ -35,7 +35,7 @@ def test_graph_needs_cuda():
 def test_view_norm_of_one_pass_equals_a_pass_for_each_view(shape):
     """Values, gradients and running statistics of both forms against torch's batch-norm called view by view."""
     torch.manual_seed(0)
-    x = torch.randn(shape) * torch.arange(1, 13.0).view(-1, *[1] * (len(shape) - 1))
+    x = 3 + torch.randn(shape) * torch.arange(1, 13.0).view(-1, *[1] * (len(shape) - 1))
     oracle = torch.nn.BatchNorm2d(5) if len(shape) == 4 else torch.nn.BatchNorm1d(5)
     plain, compiled = ViewNorm(5), ViewNorm(5)
     inputs = [x.clone().requires_grad_() for _ in range(3)]
@@ -75,18 +75,30 @@ def blobs() -> Images:
     return Images(pixels)
 
 
-def make_step(blobs: Images, engine: str, device: str, constraint: str) -> tuple[Trained, Step]:
+def make_step(blobs: Images, engine: str, device: str, constraint: str, seed: int = 0) -> tuple[Trained, ClusterStep]:
     """Build a run in float32 whose learning rate is still high at the end."""
     jitter = [f"augment.affine.{name}" for name in ("rotation=0", "shift=0.1", "scale=0", "aspect=0", "shear=0.2")]
     schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.mixed_precision=false"]
-    config = load_config("digits", ["heads=[4,6]", f"constraint.kind={constraint}", *jitter, *schedule])
+    config = load_config("digits", ["heads=[4,6]", f"constraint.kind={constraint}", f"seed={seed}", *jitter, *schedule])
     place = torch.device(device)
     model = build(config, len(blobs), blobs.shape, place)
-    return model, Step(config, blobs, model.augmentation, model.encoder, model.clustering, place, engine)
+    parts = (model.augmentation, model.encoder, model.clustering)
+    return model, ClusterStep(config, blobs, *parts, place, compiled=engine != "eager")
 
 
-def result(model: Trained, losses: tuple[float, float]) -> tuple[list[float], torch.Tensor, torch.Tensor]:
-    return list(losses), model.clustering.centers.unit().detach().cpu(), model.clustering.labels.cpu()
+def train_for(model: Trained, step: ClusterStep, engine: str, epochs: range):
+    """Return the losses of the last epoch, the centers and the labels."""
+    runner = Engine([step], engine)
+    losses = [runner.epoch(number)[0] for number in epochs]
+    return list(losses[-1]), model.clustering.centers.unit().detach().cpu(), model.clustering.labels.cpu()
+
+
+def assert_close(result, expected):
+    """Sums are taken in another order, so float32 differs in its last digits, which training amplifies."""
+    losses, centers, labels = result
+    assert losses == pytest.approx(expected[0], rel=1e-4)
+    assert (centers * expected[1]).sum(-1)[0, :4].min() > 0.9999
+    assert (labels[:, 0] == expected[2][:, 0]).float().mean() > 0.995
 
 
 @pytest.mark.parametrize("constraint", ["size", "entropy"])
@@ -94,33 +106,47 @@ def result(model: Trained, losses: tuple[float, float]) -> tuple[list[float], to
 def test_engine_does_what_the_eager_step_does(blobs, engine, device, on_host, constraint, monkeypatch, tmp_path):
     """51 steps from the same checkpoint with the same views, small last batch included.
 
-    Sums are taken in another order, so float32 differs in its last digits, which training amplifies. The run starts
-    from a checkpoint of the eager engine with settled labels: that one engine takes up another's work is shown too.
+    The run starts from a checkpoint of the eager engine with settled labels: that one engine takes up another's work
+    is shown too.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, step = make_step(blobs, "eager", device, constraint)
-    for number in range(6):
-        step.epoch(number, lambda: None)
+    train_for(model, step, "eager", range(6))
     run = Run.create(tmp_path / "run", model.config)
     save(run, model, step)
     other_model, other_step = make_step(blobs, engine, device, constraint)
     restore(run, other_model, other_step)
     if on_host:
         other_step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
-    losses, centers, labels = result(model, step.epoch(6, lambda: None))
-    other_losses, other_centers, other_labels = result(other_model, other_step.epoch(6, lambda: None))
-    assert other_losses == pytest.approx(losses, rel=1e-4)
-    assert (centers * other_centers).sum(-1)[0, :4].min() > 0.9999
-    assert (labels[:, 0] == other_labels[:, 0]).float().mean() > 0.995
+    expected = train_for(model, step, "eager", range(6, 7))
+    assert_close(train_for(other_model, other_step, engine, range(6, 7)), expected)
+
+
+@pytest.mark.parametrize(("engine", "device"), [("eager", "cpu"), pytest.param("graph", "cuda", marks=CUDA)])
+def test_runs_side_by_side_are_the_runs_alone(blobs, engine, device, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    made = [make_step(blobs, engine, device, kind, seed) for kind, seed in (("size", 0), ("entropy", 1))]
+    together = Engine([step for _, step in made], engine)
+    losses = [together.epoch(number) for number in range(2)][-1]
+    for number, (kind, seed) in enumerate((("size", 0), ("entropy", 1))):
+        model, step = make_step(blobs, engine, device, kind, seed)
+        alone = train_for(model, step, engine, range(2))
+        clustering = made[number][0].clustering
+        result = list(losses[number]), clustering.centers.unit().detach().cpu(), clustering.labels.cpu()
+        if device == "cpu":
+            assert result[0] == alone[0]
+            assert torch.equal(result[1], alone[1])
+            assert torch.equal(result[2], alone[2])
+        else:
+            assert_close(result, alone)
 
 
 def test_images_on_the_host_give_the_same_run_bit_for_bit(blobs):
     model, step = make_step(blobs, "eager", "cpu", "size")
     other_model, other_step = make_step(blobs, "eager", "cpu", "size")
     other_step.feed = HostFeed(blobs, max(step.sizes), torch.device("cpu"))
-    for number in range(2):
-        losses, centers, labels = result(model, step.epoch(number, lambda: None))
-        other_losses, other_centers, other_labels = result(other_model, other_step.epoch(number, lambda: None))
+    losses, centers, labels = train_for(model, step, "eager", range(2))
+    other_losses, other_centers, other_labels = train_for(other_model, other_step, "eager", range(2))
     assert other_losses == losses
     assert torch.equal(centers, other_centers)
     assert torch.equal(labels, other_labels)

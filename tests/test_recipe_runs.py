@@ -7,7 +7,7 @@ import pytest
 
 from secu.config import load_config
 from secu.errors import UserError
-from secu.recipe_runs import is_finished, parse_seeds, repeat, run_recipe, summary
+from secu.recipe_runs import is_finished, parse_seeds, repeat, run_recipe, run_side_by_side, summary
 from secu.run import Run
 from secu.train import Listener
 
@@ -41,11 +41,11 @@ class Interrupting(Listener):
 def test_an_interrupted_repeat_goes_on_and_gives_what_an_uninterrupted_one_gives(tmp_path):
     listeners = {0: Listener(), 1: Interrupting()}
     with pytest.raises(KeyboardInterrupt):
-        repeat("digits", TINY, [0, 1], tmp_path / "a", device="cpu", listener=listeners.__getitem__)
+        repeat("digits", TINY, [0, 1], tmp_path / "a", device="cpu", listener=lambda seed, first: listeners[seed])
     assert is_finished(Run.open(tmp_path / "a" / "seed-0"))
     assert not is_finished(Run.open(tmp_path / "a" / "seed-1"))
     first = (tmp_path / "a" / "seed-0" / "model.safetensors").stat().st_mtime_ns
-    records = repeat("digits", TINY, [0, 1], tmp_path / "a", device="cpu", listener=lambda seed: Listener())
+    records = repeat("digits", TINY, [0, 1], tmp_path / "a", device="cpu", listener=lambda seed, first: Listener())
     assert (tmp_path / "a" / "seed-0" / "model.safetensors").stat().st_mtime_ns == first
     run_recipe(load_config("digits", [*TINY, "seed=1"]), tmp_path / "b", device="cpu")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a/seed-1", "b")]
@@ -53,6 +53,34 @@ def test_an_interrupted_repeat_goes_on_and_gives_what_an_uninterrupted_one_gives
     assert [record["seed"] for record in records] == [0, 1]
     last = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[-1])
     assert records[1]["acc"] == last["acc"]
+
+
+def test_seeds_side_by_side_give_what_each_gives_alone_and_go_on_after_an_interruption(tmp_path):
+    def listen(seed, first):
+        assert first == (seed == 0)
+        return (
+            Interrupting() if seed == 0 and not (tmp_path / "a" / "seed-0" / "metrics.jsonl").exists() else Listener()
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        repeat("digits", TINY, [0, 1], tmp_path / "a", together=2, device="cpu", listener=listen)
+    records = repeat("digits", TINY, [0, 1], tmp_path / "a", together=2, device="cpu", listener=listen)
+    run_recipe(load_config("digits", [*TINY, "seed=1"]), tmp_path / "b", device="cpu")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a/seed-1", "b")]
+    assert models[0] == models[1]
+    assert [record["seed"] for record in records] == [0, 1]
+    beside = [json.loads((tmp_path / name / "run.json").read_text())["beside"] for name in ("a/seed-1", "b")]
+    assert beside == [1, 0]
+
+
+def test_runs_that_cannot_go_side_by_side_are_refused_and_leave_nothing(tmp_path):
+    long = load_config("digits", [*TINY, "optim.epochs=3"])
+    wanted = [(load_config("digits", TINY), tmp_path / "a", Listener()), (long, tmp_path / "b", Listener())]
+    with pytest.raises(UserError, match="same batch size, number of epochs"):
+        run_side_by_side(wanted, device="cpu")
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(UserError, match="together: 0 must be at least 1"):
+        repeat("digits", TINY, [0], tmp_path / "c", together=0, device="cpu", listener=lambda seed, first: Listener())
 
 
 def test_summary_has_mean_deviation_and_the_best_run():

@@ -86,12 +86,9 @@ class EntropyConstraint(Constraint):
 
     def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
         """Return the label with the best score and change of entropy."""
-        gain_HK = self._gain(self.counts)
-        staying_HK = self._gain(self.counts - 1) - gain_HK
-        known_BH = previous_BH != NO_LABEL
-        index_BH = previous_BH.clamp(min=0)
-        staying_BH = staying_HK.T.gather(0, index_BH) * known_BH
-        return (scores_BHK + gain_HK).scatter_add_(-1, index_BH[..., None], staying_BH[..., None]).argmax(-1)
+        moving_HK, staying_HK = self._gain(self.counts), self._gain(self.counts - 1)
+        old_BHK = previous_BH[..., None] == torch.arange(scores_BHK.shape[-1], device=scores_BHK.device)
+        return (scores_BHK + torch.where(old_BHK, staying_HK, moving_HK)).argmax(-1)
 
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Move the batch's images from their old to their new clusters."""

@@ -7,14 +7,14 @@ without asking the host.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secu.augment import Augmentation
-from secu.clustering import Clustering
+from secu.clustering import Clustering, Losses
 from secu.config import Config
 from secu.data import ImageSource
 from secu.errors import UserError
@@ -47,28 +47,22 @@ def batch_sizes(images: int, batch: int) -> list[int]:
 
 
 class Step:
-    """One training step, from the index of its images to moved weights and remembered labels."""
+    """One training step, from the index of its images to moved weights: what every kind of training shares.
+
+    A kind of training says in ``losses`` what it learns from a batch.
+    """
 
     def __init__(
-        self,
-        config: Config,
-        source: ImageSource,
-        augmentation: Augmentation,
-        encoder: Encoder,
-        clustering: Clustering,
-        device: torch.device,
-        engine: str,
+        self, config: Config, source: ImageSource, encoder: Encoder, centers: nn.Module, device: torch.device
     ) -> None:
         # Which convolution is fastest depends on the shape, and shapes never change here: let cuDNN try them once.
         torch.backends.cudnn.benchmark = True
-        self.config, self.source, self.device = config, source, device
-        self.augmentation, self.encoder, self.clustering = augmentation, encoder, clustering
+        self.config, self.source, self.device, self.encoder = config, source, device, encoder
         self.sizes = batch_sizes(len(source), config.optim.batch_size)
         self.rates = torch.zeros(2, device=device)
-        self.optimizer = build_optimizer(config.optim, encoder, clustering.centers, self.rates[0], self.rates[1])
+        self.optimizer = build_optimizer(config.optim, encoder, centers, self.rates[0], self.rates[1])
         self.generator = torch.Generator(device)
         self.feed = build_feed(source, max(self.sizes), device)
-        self.autocast = config.optim.mixed_precision and device.type == "cuda"
         # What a step reads besides its weights; refilled once an epoch, always in place.
         self.order = torch.zeros(len(source), dtype=torch.int64, device=device)
         self.rate_table = torch.zeros(len(self.sizes), 2, device=device)
@@ -76,12 +70,13 @@ class Step:
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss_sums = torch.zeros(2, device=device)
         self.places = torch.arange(max(self.sizes), device=device)
-        self._parts: list[Callable[..., Any]] = [augmentation.apply, encoder, clustering.step]
-        self._compiled = [_compile(part) for part in self._parts] if engine != "eager" else self._parts
-        self._run: Callable[[int], None] = Replays(self) if engine == "graph" else self.run
 
-    def epoch(self, number: int, after_step: Callable[[], None]) -> tuple[float, float]:
-        """Train one epoch; every random number of it follows from the seed and the epoch's number."""
+    def losses(self, pixels: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two numbers that the epoch's record tells as means over the images; their sum is minimised."""
+        raise NotImplementedError
+
+    def start_epoch(self, number: int) -> None:
+        """Make an epoch ready; every random number of it follows from the seed and the epoch's number."""
         shuffle = torch.Generator().manual_seed(_mix(self.config.seed, number, 0))
         order = torch.randperm(len(self.source), generator=shuffle)
         self.order.copy_(order)
@@ -90,38 +85,29 @@ class Step:
         for count in (self.images_done, self.steps_done, self.loss_sums):
             count.zero_()
         self.encoder.train()
-        self.clustering.start_epoch()
         self.feed.start(order.split(self.sizes))
-        for size in self.sizes:
-            self.feed.next()
-            self._run(size)
-            after_step()
-        representation, centers = (self.loss_sums / len(self.source)).tolist()
-        return representation, centers
 
     def run(self, size: int) -> None:
         """Do one step on the next ``size`` images of the order."""
-        augment, encode, assign = self.parts(size)
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
         index_B = self.order.index_select(0, self.images_done + self.places[:size])
-        pixels = self.feed.pixels(index_B)
-        views = augment(pixels, self.augmentation.draw(size, self.generator))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            embeddings_SBD = encode(views.flatten(0, 1))
-        losses = assign(embeddings_SBD, index_B)
+        losses = torch.stack(self.losses(self.feed.pixels(index_B), index_B))
         self.optimizer.zero_grad(set_to_none=True)
-        (losses.representation + losses.centers).backward()
+        losses.sum().backward()
         self.optimizer.step()
-        self.loss_sums += size * torch.stack(losses).detach()
+        self.loss_sums += size * losses.detach()
         self.images_done += size
         self.steps_done += 1
 
-    def parts(self, size: int) -> list[Callable[..., Any]]:
-        """Return augmentation, encoder and clustering for a batch of this size.
+    def autocast(self) -> torch.autocast:
+        """Return the context of the encoder's arithmetic: bfloat16 on CUDA, if the config allows it."""
+        enabled = self.config.optim.mixed_precision and self.device.type == "cuda"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
-        An epoch has one odd batch, its last: compiling everything again for that one would not pay.
-        """
-        return self._compiled if size == self.sizes[0] else self._parts
+    def mean_losses(self) -> tuple[float, float]:
+        """Return the epoch's mean losses; reading them waits for the device."""
+        first, second = (self.loss_sums / len(self.source)).tolist()
+        return first, second
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what the step alone holds between epochs: the momentum of every weight."""
@@ -137,39 +123,122 @@ class Step:
         return [self.optimizer.state[weight]["momentum_buffer"] for weight in weights]
 
 
-class Replays:
-    """Runs a step's first few times for real, then captures it, once for each size of batch, and replays it."""
+class ClusterStep(Step):
+    """SeCu's step: two views, embeddings, labels for all heads, both losses."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(
+        self,
+        config: Config,
+        source: ImageSource,
+        augmentation: Augmentation,
+        encoder: Encoder,
+        clustering: Clustering,
+        device: torch.device,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__(config, source, encoder, clustering.centers, device)
+        self.augmentation, self.clustering = augmentation, clustering
+        self._parts: list[Callable[..., Any]] = [augmentation.apply, encoder, clustering.step]
+        self._compiled = [compile_part(part) for part in self._parts] if compiled else self._parts
+
+    def start_epoch(self, number: int) -> None:
+        """Make an epoch ready: the encoder learns against the centers as they stand now."""
+        super().start_epoch(number)
+        self.clustering.start_epoch()
+
+    def losses(self, pixels: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Assign a batch, and return the losses of the representation and of the centers."""
+        augment, encode, assign = self.parts(len(index_B))
+        views = augment(pixels, self.augmentation.draw(len(index_B), self.generator))
+        with self.autocast():
+            embeddings_SBD = encode(views.flatten(0, 1))
+        losses: Losses = assign(embeddings_SBD, index_B)
+        return losses
+
+    def parts(self, size: int) -> list[Callable[..., Any]]:
+        """Return augmentation, encoder and clustering for a batch of this size.
+
+        An epoch has one odd batch, its last: compiling everything again for that one would not pay.
+        """
+        return self._compiled if size == self.sizes[0] else self._parts
+
+
+class Engine:
+    """Runs the epochs of a training, or of several side by side, which fill a GPU better than one alone.
+
+    Args:
+        steps: One a training; their batches must be of the same sizes.
+        kind: eager, compiled or graph.
+    """
+
+    def __init__(self, steps: Sequence[Step], kind: str) -> None:
+        assert all(step.sizes == steps[0].sizes for step in steps)
+        self.steps = steps
+        self._run: Callable[[int], None] = Replays(steps) if kind == "graph" else self._one_by_one
+
+    def epoch(self, number: int, after_step: Callable[[], None] = lambda: None) -> list[tuple[float, float]]:
+        """Train every training for an epoch and return the mean losses of each."""
+        for step in self.steps:
+            step.start_epoch(number)
+        for size in self.steps[0].sizes:
+            for step in self.steps:
+                step.feed.next()
+            self._run(size)
+            after_step()
+        return [step.mean_losses() for step in self.steps]
+
+    def _one_by_one(self, size: int) -> None:
+        for step in self.steps:
+            step.run(size)
+
+
+class Replays:
+    """Runs steps a few times for real, then captures them, once for each size of batch, and replays them.
+
+    Each step is captured on a stream of its own, so that the kernels of one fill the gaps that another leaves.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
         self.runs: Counter[int] = Counter()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.stream = torch.cuda.Stream()
+        self.streams = [torch.cuda.Stream() for _ in steps]
+        self.capture_stream = torch.cuda.Stream()
 
     def __call__(self, size: int) -> None:
-        """Do one step on the next ``size`` images of the order."""
+        """Do one step on the next ``size`` images of each order."""
         self.runs[size] += 1
         if self.runs[size] <= WARM_UP:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                self.step.run(size)
-            torch.cuda.current_stream().wait_stream(self.stream)
+            self._run(size)
             return
         if size not in self.graphs:
             self.graphs[size] = self._capture(size)
         self.graphs[size].replay()
 
+    def _run(self, size: int) -> None:
+        """Do the steps, each on its own stream, which forks from the current one and joins it again."""
+        current = torch.cuda.current_stream()
+        for step, stream in zip(self.steps, self.streams, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                step.run(size)
+        for stream in self.streams:
+            current.wait_stream(stream)
+
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.step.generator)
-        self.step.optimizer.zero_grad(set_to_none=True)  # gradients shall live in the graph's own memory
+        for step in self.steps:
+            graph.register_generator_state(step.generator)
+            step.optimizer.zero_grad(set_to_none=True)  # gradients shall live in the graph's own memory
         # Other threads may go on using the device meanwhile: one of them fetches the next batch.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self.step.run(size)
+        with torch.cuda.graph(graph, stream=self.capture_stream, capture_error_mode="thread_local"):
+            self._run(size)
         return graph
 
 
-def _compile(part: Callable[..., Any]) -> Callable[..., Any]:
+def compile_part(part: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function of tensors whose shapes never change."""
     return torch.compile(part, fullgraph=True, dynamic=False)
 
 

@@ -3,9 +3,10 @@
 import json
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from secu.checkpoint import Trained
 from secu.config import Config, load_config
@@ -13,38 +14,49 @@ from secu.data import load
 from secu.errors import UserError
 from secu.results import write_results
 from secu.run import Run
-from secu.train import Listener, choose_device, train
+from secu.train import Job, Listener, choose_device, train_together
 
 METRICS = ("acc", "nmi", "ari")
+T = TypeVar("T")
 
 
 def run_recipe(
-    config: Config,
-    path: Path,
+    config: Config, path: Path, *, listener: Listener | None = None, force: bool = False, **settings: Any
+) -> Trained:
+    """Load the data, train, and write the results; ``settings`` are those of ``run_side_by_side``."""
+    return run_side_by_side([(config, path, listener or Listener())], force=force, **settings)[0]
+
+
+def run_side_by_side(
+    wanted: Sequence[tuple[Config, Path, Listener]],
     *,
     data: Path | None = None,
     device: str = "auto",
     resume: bool = False,
     force: bool = False,
     time_limit: float = float("inf"),
-    listener: Listener | None = None,
-) -> Trained:
-    """Load the data, train, and write the results; the model says whether the time limit came first."""
-    # The folder comes last: a wrong device or missing data shall neither leave an empty run nor cost an old one.
+) -> list[Trained]:
+    """Run several recipes of one data set at the same time; the models say whether the time limit came first."""
+    # The folders come last: a wrong device or missing data shall neither leave an empty run nor cost an old one.
     choose_device(device)
+    config = wanted[0][0]
+    if any(other.data != config.data for other, _, _ in wanted):
+        raise UserError("runs side by side must train on the same data")
     images = load(config.data.name, config.data.train, data, config.data.image_size)
     test = load(config.data.name, config.data.test, data, config.data.image_size)
-    run = Run.start(path, config, resume=resume, force=force)
+    jobs = [
+        Job(config, Run.start(path, config, resume=resume, force=force), listener) for config, path, listener in wanted
+    ]
     try:
-        model = train(
-            config, images, run, test=test, device=device, resume=resume, time_limit=time_limit, listener=listener
-        )
+        models = train_together(jobs, images, test=test, device=device, resume=resume, time_limit=time_limit)
     except UserError:
-        run.discard_empty()
+        for job in jobs:
+            job.run.discard_empty()
         raise
-    if model.finished:
-        write_results(run, model, images)
-    return model
+    for job, model in zip(jobs, models, strict=True):
+        if model.finished:
+            write_results(job.run, model, images)
+    return models
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -64,20 +76,36 @@ def repeat(
     seeds: Sequence[int],
     out: Path,
     *,
+    together: int = 1,
     data: Path | None = None,
     device: str = "auto",
-    listener: Callable[[int], Listener],
+    listener: Callable[[int, bool], Listener],
 ) -> list[dict[str, Any]]:
-    """Run every seed that is not finished yet, one after the other, and return the last record of each.
+    """Run every seed that is not finished yet, ``together`` at a time, and return the last record of each.
 
-    Called again after an interruption it goes on where it was: finished seeds are kept, the one in flight is resumed.
+    Called again after an interruption it goes on where it was: finished seeds are kept, those in flight are resumed.
+    ``listener`` is asked for one for each seed, and told whether that is the first of those side by side.
     """
+    if together < 1:
+        raise UserError(f"together: {together} must be at least 1")
     configs = [load_config(recipe, [*overrides, f"seed={seed}"]) for seed in seeds]
-    for config in configs:
-        path = out / f"seed-{config.seed}"
-        if not is_finished(Run.start(path, config, resume=True, force=False)):
-            run_recipe(config, path, data=data, device=device, resume=True, listener=listener(config.seed))
-    return [{"seed": seed, **Run.open(out / f"seed-{seed}").metrics()[-1]} for seed in seeds]
+    runs = [Run.start(out / f"seed-{config.seed}", config, resume=True, force=False) for config in configs]
+    waiting = [(config, run) for config, run in zip(configs, runs, strict=True) if not is_finished(run)]
+    # Only seeds that stand at the same epoch can go on side by side.
+    for _, group in groupby(
+        waiting, lambda item: item[1].load_state()["epochs_done"] if item[1].has_checkpoint() else 0
+    ):
+        for batch in batched(group, together):
+            wanted = [(config, run.path, listener(config.seed, run is batch[0][1])) for config, run in batch]
+            run_side_by_side(wanted, data=data, device=device, resume=True)
+    return [{"seed": config.seed, **run.metrics()[-1]} for config, run in zip(configs, runs, strict=True)]
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of so many items each; the last may be shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def is_finished(run: Run) -> bool:

@@ -3,6 +3,8 @@
 import math
 import platform
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import secu
 from secu.checkpoint import Trained, build, restore, save, start_from
 from secu.config import Config
 from secu.data import ImageSource
-from secu.engine import Step, choose_engine
+from secu.engine import ClusterStep, Engine, choose_engine
 from secu.errors import UserError
 from secu.evaluate import embed, predict, score_clusters
 from secu.run import Run, write_json
@@ -32,6 +34,18 @@ class Listener:
     def epoch_ended(self, record: dict[str, Any]) -> None:
         """One epoch is over; the record is what goes to metrics.jsonl."""
 
+    def busy(self, what: str) -> None:
+        """Training is over, and something else takes its time: ``what`` says in plain words."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A config to train, where, and who is told."""
+
+    config: Config
+    run: Run
+    listener: Listener
+
 
 def choose_device(wanted: str) -> torch.device:
     """Return the device to train on: ``auto`` is the best there is."""
@@ -45,6 +59,14 @@ def choose_device(wanted: str) -> torch.device:
     if wanted not in available:
         raise UserError(f"device: {wanted!r} is not available here; valid: auto, {', '.join(available)}")
     return torch.device(wanted)
+
+
+def check(config: Config, images: ImageSource, device: str) -> None:
+    """Raise what would stop a training before its first step, while nothing is written or replaced yet."""
+    choose_engine(config.engine, choose_device(device))
+    model = build(config, len(images), images.shape, torch.device("cpu"))
+    if config.init_from is not None:
+        start_from(Run.open(Path(config.init_from)), model)
 
 
 def train(
@@ -73,56 +95,109 @@ def train(
     Returns:
         The model; ``finished`` says whether the time limit came first.
     """
-    started, listener = time.monotonic(), listener or Listener()
+    job = Job(config, run, listener or Listener())
+    return train_together([job], images, test=test, device=device, resume=resume, time_limit=time_limit)[0]
+
+
+def train_together(
+    jobs: Sequence[Job],
+    images: ImageSource,
+    *,
+    test: ImageSource | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    time_limit: float = math.inf,
+) -> list[Trained]:
+    """Train several configs on the same images, step by step side by side: ``train`` for each of them.
+
+    On a GPU all steps are one captured graph, which takes less time than one training after the other.
+    """
+    started = time.monotonic()
     place = choose_device(device)
-    engine = choose_engine(config.engine, place)
-    model = build(config, len(images), images.shape, place)
-    step = Step(config, images, model.augmentation, model.encoder, model.clustering, place, engine)
-    if resume and run.has_checkpoint():
-        restore(run, model, step)
-    elif config.init_from is not None:
-        start_from(Run.open(Path(config.init_from)), model)
-    run.keep_metrics(model.epochs_done)
-    before, saved = model.seconds, time.monotonic()
-    listener.started(engine=engine, device=str(place), model=model, steps=len(step.sizes))
-    while not model.finished:
+    kind = choose_engine(jobs[0].config.engine, place)
+    trainings = [Training(job, images, place, kind, resume=resume) for job in jobs]
+    models = [training.model for training in trainings]
+    if (
+        len({(model.epochs_done, model.config.optim.total_epochs, model.config.optim.batch_size) for model in models})
+        > 1
+    ):
+        raise UserError("runs side by side must have the same batch size, number of epochs and epochs done")
+    engine = Engine([training.step for training in trainings], kind)
+    for training in trainings:
+        training.begin()
+    saved, longest_end = time.monotonic(), 0.0
+    while not models[0].finished:
         began = time.monotonic()
-        record = train_epoch(model, step, listener)
-        now = time.monotonic()
-        model.seconds = before + now - started
-        record |= {"epoch_seconds": round(now - began, 3), "seconds": round(model.seconds, 3)}
-        if is_due(config, model.epochs_done):
-            record |= scores_on(model, test)
-        run.add_metrics(record)
-        listener.epoch_ended(record)
-        out_of_time = now - started + (now - began) > time_limit
-        if model.finished or out_of_time or now - saved > CHECKPOINT_SECONDS:
-            save(run, model, step)
+        losses = engine.epoch(models[0].epochs_done, jobs[0].listener.stepped)
+        trained = time.monotonic()
+        for training, values in zip(trainings, losses, strict=True):
+            training.end_epoch(values, trained - began, trained - started, test)
+        ended = time.monotonic()
+        longest_end = max(longest_end, ended - trained)  # the next epoch may have to be scored
+        out_of_time = ended - started + (trained - began) + longest_end > time_limit
+        if models[0].finished or out_of_time or ended - saved > CHECKPOINT_SECONDS:
+            for training in trainings:
+                save(training.run, training.model, training.step)
             saved = time.monotonic()
         if out_of_time:
             break
-    describe(run, model, engine, place)
-    return model
+    for training in trainings:
+        describe(training.run, training.model, kind, place, beside=len(jobs) - 1)
+    return models
 
 
-def train_epoch(model: Trained, step: Step, listener: Listener) -> dict[str, Any]:
-    """Train the next epoch and return its record."""
-    labels = model.clustering.labels[:, 0].clone()
-    loss, center_loss = step.epoch(model.epochs_done, listener.stepped)
-    if not math.isfinite(loss + center_loss):
-        raise UserError(f"loss: {loss} after epoch {model.epochs_done} is not finite; lower optim.lr or centers.lr")
-    sizes = model.clustering.sizes()
-    record = {
-        "epoch": model.epochs_done,
-        "loss": loss,
-        "center_loss": center_loss,
-        "lr": float(step.rates[0]),
-        "largest": int(sizes.max()),
-        "smallest": int(sizes.min()),
-        "changed": float((model.clustering.labels[:, 0] != labels).float().mean()),
-    }
-    model.epochs_done += 1
-    return record
+class Training:
+    """One run in the making: its model, its step, and what is written down after each epoch."""
+
+    def __init__(self, job: Job, images: ImageSource, device: torch.device, engine: str, *, resume: bool) -> None:
+        self.run, self.listener = job.run, job.listener
+        self.engine, self.device = engine, device
+        self.model = model = build(job.config, len(images), images.shape, device)
+        self.step = ClusterStep(
+            *(job.config, images, model.augmentation, model.encoder, model.clustering, device),
+            compiled=engine != "eager",
+        )
+        if resume and self.run.has_checkpoint():
+            restore(self.run, model, self.step)
+        elif job.config.init_from is not None:
+            start_from(Run.open(Path(job.config.init_from)), model)
+        self.seconds_before = model.seconds
+        self.labels = torch.empty(0)
+
+    def begin(self) -> None:
+        """Forget records of epochs that the checkpoint does not have, and say that training begins."""
+        self.run.keep_metrics(self.model.epochs_done)
+        self.labels = self.model.clustering.labels[:, 0].clone()
+        steps = len(self.step.sizes)
+        self.listener.started(engine=self.engine, device=str(self.device), model=self.model, steps=steps)
+
+    def end_epoch(
+        self, losses: tuple[float, float], epoch_seconds: float, seconds: float, test: ImageSource | None
+    ) -> None:
+        """Write an epoch's record, with scores if they are due."""
+        model, labels = self.model, self.model.clustering.labels[:, 0]
+        if not math.isfinite(sum(losses)):
+            loss, epoch = losses[0], model.epochs_done
+            raise UserError(f"loss: {loss} after epoch {epoch} is not finite; lower optim.lr or centers.lr")
+        sizes = model.clustering.sizes()
+        model.seconds = self.seconds_before + seconds
+        record = {
+            "epoch": model.epochs_done,
+            "loss": losses[0],
+            "center_loss": losses[1],
+            "lr": float(self.step.rates[0]),
+            "largest": int(sizes.max()),
+            "smallest": int(sizes.min()),
+            "changed": float((labels != self.labels).float().mean()),
+            "epoch_seconds": round(epoch_seconds, 3),
+            "seconds": round(model.seconds, 3),
+        }
+        self.labels = labels.clone()
+        model.epochs_done += 1
+        if is_due(model.config, model.epochs_done):
+            record |= scores_on(model, test)
+        self.run.add_metrics(record)
+        self.listener.epoch_ended(record)
 
 
 def is_due(config: Config, epochs_done: int) -> bool:
@@ -141,7 +216,7 @@ def scores_on(model: Trained, test: ImageSource | None) -> dict[str, float]:
     return {} if scores is None else scores._asdict()
 
 
-def describe(run: Run, model: Trained, engine: str, device: torch.device) -> None:
+def describe(run: Run, model: Trained, engine: str, device: torch.device, beside: int) -> None:
     """Write run.json: where the numbers of this run come from."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     records = run.metrics()
@@ -154,6 +229,7 @@ def describe(run: Run, model: Trained, engine: str, device: torch.device) -> Non
             "seed": model.config.seed,
             "device": f"{device.type} ({name})",
             "engine": engine,
+            "beside": beside,  # runs that took turns with this one on the device, so that its seconds are shared
             "versions": {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "last_epoch": records[-1] if records else {},
         },

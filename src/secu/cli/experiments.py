@@ -47,6 +47,7 @@ def repeat(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe or path of a .yaml file.")],
     overrides: Overrides = None,
     seeds: Annotated[str, typer.Option(help="A range, 0..7, or a list, 1,4,9.")] = "0..7",
+    together: Annotated[int, typer.Option(help="Seeds to train side by side: on a GPU 2 or 3 save time.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/RECIPE-seeds.")] = None,
     device: Device = "auto",
     data: DataRoot = None,
@@ -60,11 +61,12 @@ def repeat(
     path = out or Path("runs") / f"{Path(recipe).stem}-seeds"
     with ExitStack() as stack:
 
-        def listen(seed: int) -> ProgressListener:
-            console.print(f"seed {seed}")
-            return stack.enter_context(ProgressListener(console))
+        def listen(seed: int, first: bool) -> ProgressListener:
+            return stack.enter_context(ProgressListener(console, f"seed {seed}: ", bar=first))
 
-        records = repeat_seeds(recipe, overrides or [], numbers, path, data=data, device=device, listener=listen)
+        records = repeat_seeds(
+            *(recipe, overrides or [], numbers, path), together=together, data=data, device=device, listener=listen
+        )
     table = Table(recipe, f"mean ± std of {len(records)}", "best")
     for row in summary(records):
         table.add_row(*row)
