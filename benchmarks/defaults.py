@@ -1,0 +1,385 @@
+"""What ``secu fit`` with nothing but --clusters gives on data sets it was not tuned for, beside k-means on the pixels.
+
+    python benchmarks/defaults.py run digits --out runs/digits       # → benchmarks/results/defaults-digits-cpu-0.json
+    python benchmarks/defaults.py run fashion-5000 --out runs/fashion --data FOLDER   # of the four *-ubyte.gz files
+    python benchmarks/defaults.py run digits --out runs/try --limit 200 optim.epochs=1   # a trial: never kept
+    python benchmarks/defaults.py publish                            # → the table in docs/defaults.md
+
+Images are written to disk as a person would have them, PNG files in a folder for each true group or, if there are many,
+an array file; true groups are read for scoring alone. A part of a data set is the same whatever the seed.
+Fashion-MNIST is where Debian's package dataset-fashion-mnist puts it, CIFAR-10 where ``secu data cifar10`` does.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import sklearn
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from results import KEPT, METRICS, ROOT, spread
+from rich.console import Console
+from sklearn.cluster import KMeans
+
+from secu.config import merge, parse_overrides
+from secu.console import ProgressListener
+from secu.data import load
+from secu.errors import UserError
+from secu.fit import Request, fit, plan_for
+from secu.metrics import score
+from secu.run import write_json, write_text
+from secu.train import choose_device
+
+DOC = ROOT / "docs" / "defaults.md"
+BEGIN, END = "<!-- results: made by benchmarks/defaults.py publish -->\n", "<!-- end of results -->"
+ORDER = 0  # seed of the permutation that parts of a data set are taken from
+FILES_UP_TO = 10_000  # images; more are written as one array
+FALL = 10  # how many times larger the largest group of an uneven set is than the smallest
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
+VEHICLES = ("airplane", "automobile", "ship", "truck")
+Record = dict[str, Any]
+
+
+class Pictures(NamedTuple):
+    """Images uint8 (N, H, W) or (N, H, W, 3), the number of each one's true group, and the groups' names."""
+
+    pixels: NDArray[np.uint8]
+    targets: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+def digits(data: Path | None) -> Pictures:
+    """Return scikit-learn's digits."""
+    return _catalogued("digits", "all", None)
+
+
+def cifar10(data: Path | None) -> Pictures:
+    """Return the training images of CIFAR-10."""
+    return _catalogued("cifar10", "train", data)
+
+
+def vehicles(data: Path | None) -> Pictures:
+    """Return the training images of CIFAR-10 in two groups."""
+    pixels, targets, names = cifar10(data)
+    return Pictures(pixels, np.isin(np.array(names)[targets], VEHICLES).astype(np.int64), ("animal", "vehicle"))
+
+
+def fashion(data: Path | None) -> Pictures:
+    """Return the training images of Fashion-MNIST."""
+    folder = data or DEBIAN
+    images, labels = (read_idx(folder / f"train-{part}-ubyte.gz") for part in ("images-idx3", "labels-idx1"))
+    return Pictures(images, labels.astype(np.int64), FASHION)
+
+
+def _catalogued(name: str, split: str, data: Path | None) -> Pictures:
+    images = load(name, split, data)
+    assert images.targets is not None
+    pixels = images.fetch(torch.arange(len(images))).permute(0, 2, 3, 1).numpy()
+    return Pictures(pixels[..., 0] if pixels.shape[-1] == 1 else pixels, images.targets.numpy(), images.class_names)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read a packed array of bytes: two zeros, the type 8, the number of dimensions, each of them, the values."""
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; --data names the folder of Fashion-MNIST's files") from None
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise UserError(f"{path}: is not an idx file of bytes")
+    shape = np.frombuffer(content, ">i4", content[3], 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+
+
+class DataSet(NamedTuple):
+    """A data set by what it is read with, how many of its images are taken, and whether its groups differ in size."""
+
+    read: Callable[[Path | None], Pictures]
+    images: int | None = None
+    uneven: bool = False
+
+
+SETS = {
+    "digits": DataSet(digits),
+    "digits-uneven": DataSet(digits, uneven=True),
+    "fashion-5000": DataSet(fashion, 5_000),
+    "fashion-60000": DataSet(fashion),
+    "fashion-uneven": DataSet(fashion, 5_000, uneven=True),
+    "cifar10-5000": DataSet(cifar10, 5_000),
+    "cifar10-50000": DataSet(cifar10),
+    "cifar10-vehicles": DataSet(vehicles, 5_000),
+}
+
+
+def take(name: str, data: Path | None, limit: int | None) -> Pictures:
+    """Read a data set and return the images it is made of, at most ``limit``, in the fixed order."""
+    pixels, targets, names = SETS[name].read(data)
+    wanted = min(count for count in (SETS[name].images, limit, len(targets)) if count is not None)
+    order = np.random.default_rng(ORDER).permutation(len(targets))
+    if SETS[name].uneven:
+        order = order[_within(targets[order], uneven_sizes(np.bincount(targets), wanted))]
+    return Pictures(pixels[order[:wanted]], targets[order[:wanted]], names)
+
+
+def uneven_sizes(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """Return sizes that fall geometrically to a tenth, as many in all as there are, but at most ``total``."""
+    share = np.geomspace(1, 1 / FALL, len(available))
+    largest = min(total / share.sum(), (available / share).min())
+    sizes: NDArray[np.int64] = np.maximum(1, np.floor(largest * share)).astype(np.int64)
+    return sizes
+
+
+def _within(targets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say of each image whether it is among the first ``sizes[target]`` of its group."""
+    rank = np.empty(len(targets), np.int64)
+    for group in range(len(sizes)):
+        members = np.flatnonzero(targets == group)
+        rank[members] = np.arange(len(members))
+    return rank < sizes[targets]
+
+
+def write_images(pictures: Pictures, out: Path) -> tuple[Path, str]:
+    """Write the images as a person has them; return what to pass to ``secu fit`` as source and as --labels."""
+    pixels, targets, names = pictures
+    if len(pixels) > FILES_UP_TO:
+        np.savez(out / "images.npz", images=pixels, group=np.array(names)[targets])
+        return out / "images.npz", "group"
+    for name in names:
+        (out / "images" / name).mkdir(parents=True)
+    for number, (image, target) in enumerate(zip(pixels, targets, strict=True)):
+        Image.fromarray(image).save(out / "images" / names[target] / f"{number:05d}.png")
+    return out / "images", "folder"
+
+
+def kmeans(pictures: Pictures, seed: int) -> Record:
+    """Score k-means on the pixels: of ten starts, the one with the least distance to its centers."""
+    rows, began = pictures.pixels.reshape(len(pictures.pixels), -1).astype(np.float32) / 255, time.monotonic()
+    clusters = len(pictures.names)
+    found = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows).astype(np.int64)
+    seconds = round(time.monotonic() - began, 3)
+    return {**score(pictures.targets, found)._asdict(), **extremes(found, clusters), "seconds": seconds}
+
+
+def extremes(cluster: NDArray[np.int64], clusters: int) -> dict[str, int]:
+    """Return how many images the largest and the smallest cluster have."""
+    sizes = np.bincount(cluster, minlength=clusters)
+    return {"largest": int(sizes.max()), "smallest": int(sizes.min())}
+
+
+class Clock(ProgressListener):
+    """Shows a run, and notes when its images were read."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(stderr=True))
+        self.began = self.read = time.monotonic()
+
+    def decoding(self, done: int, total: int) -> None:
+        """Note the time of the last image."""
+        self.read = time.monotonic()
+
+
+def measure(arguments: argparse.Namespace) -> Record:
+    """Cluster a data set by the rules, and by k-means, and return all there is to know of it."""
+    out, device = arguments.out, choose_device(arguments.device).type
+    settings = merge({"seed": arguments.seed}, parse_overrides(arguments.overrides))
+    pictures = take(arguments.name, arguments.data, arguments.limit)
+    out.mkdir(parents=True, exist_ok=True)
+    source, labels = write_images(pictures, out)
+    clusters = len(pictures.names)
+    request = Request(str(source), clusters, labels=labels, overrides=settings, device=device, cache=out / "cache")
+    if arguments.balance is not None:
+        request = replace(request, balance=arguments.balance)
+    opened, plan = plan_for(request)
+    with Clock() as clock:
+        request = replace(request, source=opened)
+        run, model, results = fit(request, out / "run", listener=clock, progress=clock.decoding, report=False)
+    assert results is not None
+    assert results.scores is not None
+    about = json.loads((run.path / "run.json").read_text())
+    curve = [{key: line[key] for key in ("epoch", "seconds", *METRICS)} for line in run.metrics() if "acc" in line]
+    return {
+        "name": arguments.name,
+        "command": command_of(arguments, device),
+        "commit": arguments.commit,
+        "seed": arguments.seed,
+        "hardware": hardware(device),
+        "versions": {**about["versions"], "numpy": np.__version__, "scikit-learn": sklearn.__version__},
+        "engine": about["engine"],
+        "images": len(opened),
+        "side": pictures.pixels.shape[1],
+        "clusters": clusters,
+        "groups": dict(zip(pictures.names, np.bincount(pictures.targets).tolist(), strict=True)),
+        **results.scores._asdict(),
+        **extremes(results.predictions.cluster.numpy(), clusters),
+        "decode_seconds": round(clock.read - clock.began, 3),
+        "seconds": round(model.seconds, 3),
+        "kmeans": kmeans(pictures, arguments.seed),
+        "warnings": list(results.warnings),
+        "plan": list(plan.reasons),
+        "curve": curve,
+        "config": run.config().model_dump(mode="json", exclude={"data": {"source"}}),
+    }
+
+
+def command_of(arguments: argparse.Namespace, device: str) -> str:
+    """Return the command that gives this result again; folders differ from machine to machine, and are left out."""
+    options = [f"--seed {arguments.seed}", f"--device {device}"]
+    asked = {"limit": arguments.limit, "balance": arguments.balance}
+    options += [f"--{name} {value}" for name, value in asked.items() if value is not None]
+    return " ".join(
+        ["python benchmarks/defaults.py run", arguments.name, *options, *map(shlex.quote, arguments.overrides)]
+    )
+
+
+def hardware(device: str) -> Record:
+    """Say what the result was computed on."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
+    return {
+        "device": device,
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "cpu": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def why_not_kept(arguments: argparse.Namespace) -> str:
+    """Return why this is only a trial; empty if the rules alone decide, on code that the commit has."""
+    if arguments.overrides or arguments.limit is not None or arguments.balance is not None:
+        return "a trial, as not all was left to the rules"
+    return "" if arguments.commit else "a trial, as the code is not that of a commit; --commit names the one it is from"
+
+
+def checked_out() -> str | None:
+    """Return the commit checked out; None if there is none, or if what is measured here differs from it."""
+    git = ["git", "-C", str(ROOT)]
+    ours = ["src", "benchmarks/defaults.py"]
+    change = subprocess.run([*git, "status", "--porcelain", "--", *ours], capture_output=True, text=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    return head.stdout.strip() if head.returncode == 0 and change.returncode == 0 and not change.stdout else None
+
+
+def file_name(record: Record) -> str:
+    """Return the name under which a result is kept."""
+    return f"defaults-{record['name']}-{record['hardware']['device']}-{record['seed']}.json"
+
+
+def kept() -> list[list[Record]]:
+    """Return all kept results: those of one data set on one kind of device together, in the order of the sets."""
+    records = [json.loads(path.read_text()) for path in sorted(KEPT.glob("defaults-*.json"))]
+    keys = [(name, device) for name in SETS for device in ("cpu", "mps", "cuda")]
+    found = [[r for r in records if (r["name"], r["hardware"]["device"]) == key] for key in keys]
+    return [sorted(group, key=lambda record: record["seed"]) for group in found if group]
+
+
+def as_table(groups: list[list[Record]]) -> str:
+    """Return the table: mean ± standard deviation over all seeds kept, in percent, beside k-means."""
+    if not groups:
+        return "Nothing is measured yet.\n"
+    lines = [
+        "| data set | images | groups | k-means ACC / NMI / ARI "
+        "| ACC | NMI | ARI | clusters | seeds | minutes | on | at |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for records in groups:
+        first = records[0]
+        if any(settings_of(record) != settings_of(first) for record in records):
+            raise UserError(f"{first['name']}: the seeds were run with different rules; run the older ones again")
+        sizes = first["groups"].values()
+        plain = " / ".join(f"{100 * statistics.mean(r['kmeans'][name] for r in records):.1f}" for name in METRICS)
+        found = " | ".join(spread([100 * record[name] for record in records]) for name in METRICS)
+        largest, smallest = max(r["largest"] for r in records), min(r["smallest"] for r in records)
+        minutes = statistics.mean(r["decode_seconds"] + r["seconds"] for r in records) / 60
+        seeds = ", ".join(str(record["seed"]) for record in records)
+        places = ", ".join(sorted({place_of(record["hardware"]) for record in records}))
+        commits = ", ".join(sorted({record["commit"][:7] for record in records}))
+        lines.append(
+            f"| `{first['name']}` | {first['images']:,} of {first['side']} px "
+            f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} | {plain} | {found} "
+            f"| {smallest:,} to {largest:,} | {seeds} | {minutes:.1f} | {places} | {commits} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def settings_of(record: Record) -> Record:
+    """Return what the rules chose, which is the same for every seed."""
+    return {key: value for key, value in record["config"].items() if key != "seed"}
+
+
+def place_of(hardware: Record) -> str:
+    """Return the device in a few words."""
+    threads = hardware["threads"]
+    return hardware["gpu"] or f"{hardware['device']}, {threads} thread{'s' * (threads != 1)}"
+
+
+def with_table(page: str, table: str) -> str:
+    """Return the page with its results replaced."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"no {BEGIN!r} in the page"
+    assert end, f"no {END!r} in the page"
+    return f"{before}{BEGIN}{table}{END}{after}"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, print, write to the folder, and keep what may be kept."""
+    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
+        raise UserError(f"out: {arguments.out} exists; name a folder that does not exist yet")
+    arguments.commit = arguments.commit or checked_out()  # now: it may be another when training is over
+    trial, record = why_not_kept(arguments), measure(arguments)
+    for key, value in record.items():
+        if key not in ("curve", "config"):
+            print(f"{key:>16}  {value}")
+    write_json(arguments.out / ("trial.json" if trial else file_name(record)), record)
+    if not trial:
+        write_json(KEPT / file_name(record), record)
+    print(f"not kept: {trial}" if trial else KEPT / file_name(record))
+
+
+def publish() -> None:
+    """Write the table from the kept results."""
+    write_text(DOC, with_table(DOC.read_text(), as_table(kept())))
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="action", required=True)
+    running = commands.add_parser("run", help="measure one data set; with key=value settings it is a trial")
+    running.add_argument("name", choices=SETS)
+    running.add_argument("--out", type=Path, required=True, help="a new folder for images, run and result")
+    running.add_argument("--seed", type=int, default=0)
+    running.add_argument("--device", default="auto")
+    running.add_argument("--data", type=Path, help="where Fashion-MNIST's or CIFAR-10's files lie")
+    running.add_argument("--limit", type=int, help="take so many images; the result is then a trial")
+    running.add_argument("--balance", type=float, help="as of secu fit; the result is then a trial")
+    running.add_argument(
+        "--commit", help="that the code is from; default: the one checked out, if the code is as in it"
+    )
+    commands.add_parser("publish", help="rewrite the table")
+    arguments, words = parser.parse_known_args()  # settings may stand anywhere
+    arguments.overrides = words
+    if arguments.action == "publish" and words:
+        parser.error(f"publish takes no {words[0]}")
+    try:
+        return publish() if arguments.action == "publish" else run(arguments)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
