@@ -1,14 +1,13 @@
 """How good a clustering is, given true labels: ACC, NMI and ARI.
 
-Nothing that trains may import this file's callers: true labels are read by evaluation alone.
+Nothing that trains may import this file's callers: true labels are read by evaluation alone. The libraries are imported
+where they are needed, as a training shall not wait a second for them before its first step.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 Labels = NDArray[np.int64]
 
@@ -33,6 +32,8 @@ def accuracy(targets: Labels, clusters: Labels) -> float:
 
     With more clusters than classes (or fewer), the ones left over are matched to nothing and count as wrong.
     """
+    from scipy.optimize import linear_sum_assignment
+
     table = confusion(targets, clusters)
     rows, columns = linear_sum_assignment(table, maximize=True)
     return float(table[rows, columns].sum() / len(targets))
@@ -40,6 +41,8 @@ def accuracy(targets: Labels, clusters: Labels) -> float:
 
 def score(targets: Labels, clusters: Labels) -> Scores:
     """Return all three metrics for the images whose true class is known (not negative)."""
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
     known = targets >= 0
     targets, clusters = targets[known], clusters[known]
     return Scores(
