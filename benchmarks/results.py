@@ -41,6 +41,7 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
         "command": f"secu train {recipe} --seed {config.seed}",
         "commit": commit,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
+        "beside": record.get("beside", 0),
         **{name: epochs[-1][name] for name in (*METRICS, "largest", "smallest")},
         "config": config.model_dump(mode="json"),
         "epochs": [{name: epoch[name] for name in fields} for epoch in epochs],
@@ -61,7 +62,7 @@ def kept() -> dict[str, list[dict[str, Any]]]:
 
 def as_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Return one line a run."""
-    fields = ("recipe", "seed", *METRICS, "largest", "smallest", "seconds", "device", "engine", "commit")
+    fields = ("recipe", "seed", *METRICS, "largest", "smallest", "seconds", "beside", "device", "engine", "commit")
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -70,7 +71,10 @@ def as_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the README's table: the paper's number beside the mean ± standard deviation of all seeds kept."""
+    """Return the README's table: the paper's number beside the mean ± standard deviation of all seeds kept.
+
+    Runs that were trained side by side count with their part of the minutes.
+    """
     lines = [
         "| recipe | paper ACC / NMI / ARI | measured ACC | NMI | ARI | seeds | minutes | on |",
         "|---|---|---|---|---|---|---|---|",
@@ -79,7 +83,7 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         paper = load_config(recipe).paper
         printed = f"{paper.acc} / {paper.nmi} / {paper.ari}" if paper else "not in it"
         measured = " | ".join(spread([100 * record[name] for record in records]) for name in METRICS)
-        minutes = statistics.mean(record["seconds"] for record in records) / 60
+        minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in records) / 60
         devices = ", ".join(sorted({record["device"] for record in records}))
         seeds = ", ".join(str(record["seed"]) for record in records)
         lines.append(f"| `{recipe}` | {printed} | {measured} | {seeds} | {minutes:.1f} | {devices} |")
@@ -100,12 +104,13 @@ def with_table(readme: str, table: str) -> str:
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draw accuracy against wall-clock for every run on a GPU."""
+    """Draw accuracy against wall-clock for every run that had a GPU for itself."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for number, (recipe, records) in enumerate(runs.items()):
-        for record in (record for record in records if record["device"].startswith("cuda")):
+        alone = (record for record in records if record["device"].startswith("cuda") and not record.get("beside", 0))
+        for record in alone:
             minutes = [epoch["seconds"] / 60 for epoch in record["epochs"]]
             accuracy = [100 * epoch["acc"] for epoch in record["epochs"]]
             label = f"{recipe}, seed {record['seed']}: {accuracy[-1]:.2f}"

@@ -107,12 +107,12 @@ def test_help_and_nothing_at_all_list_the_commands(secu):
         assert (result.code, result.err) == (0, "")
         lines = result.out.splitlines()
         assert lines[0] == "Usage: secu [OPTIONS] COMMAND [ARGS]..."
-        for command in ("train", "repeat", "evaluate", "recipes", "data", "demo"):
+        for command in ("train", "repeat", "selflabel", "evaluate", "recipes", "data", "demo"):
             assert any(re.match(rf"  {command} +[A-Z]\w+", line) for line in lines), command
         assert "..." not in "".join(lines[1:])  # no description is cut off
 
 
-@pytest.mark.parametrize("command", ["train", "repeat", "evaluate", "recipes", "data", "demo"])
+@pytest.mark.parametrize("command", ["train", "repeat", "selflabel", "evaluate", "recipes", "data", "demo"])
 def test_every_command_has_help(secu, command):
     result = secu(command, "--help")
     assert (result.code, result.err) == (0, "")
@@ -155,8 +155,9 @@ def test_train_leaves_a_run_folder_and_says_where(finished):
     lines = done.stdout.splitlines()
     assert lines[0] == "training on cpu, engine eager"
     last = Run.open(path).metrics()[-1]
-    assert re.fullmatch(r"epoch +2  loss \d\.\d+  clusters [\d,]+ to [\d,]+  ACC .*  NMI .*  ARI .*  .* s", lines[-2])
-    assert f"ACC {last['acc']:.4f}" in lines[-2]
+    assert re.fullmatch(r"epoch +2  loss \d\.\d+  clusters [\d,]+ to [\d,]+  ACC .*  NMI .*  ARI .*  .* s", lines[-4])
+    assert f"ACC {last['acc']:.4f}" in lines[-4]
+    assert lines[-3:-1] == ["writing the tables", "writing the report"]
     assert re.fullmatch(rf"finished in \d+ s: {re.escape(str(path))}", lines[-1])  # also a long path stays whole
 
 
@@ -256,7 +257,7 @@ MISTAKES = {
     "channels": (["train", "digits", "data.mean=[1,2,3]"], ["data.mean: 3 values", "1 channels"]),
     "engine": (["train", "digits", "engine=graph", "--device", "cpu"], ["graph needs a CUDA device", "eager"]),
     "start": (["train", "digits", "init_from=elsewhere"], ["elsewhere is not a run folder"]),
-    "both": (["train", "digits", "--resume", "--force"], ["--resume and --force", "choose one"]),
+    "both": (["train", "digits", "--resume", "--force"], ["resume and force", "choose one"]),
     "demo override": (["demo", "optim.epoch=1"], ["optim.epoch: unknown"]),
     "demo device": (["demo", "--device", "gpu"], ["device: 'gpu'", "cpu"]),
 }
@@ -304,7 +305,7 @@ def test_an_existing_run_is_left_alone(secu, tmp_path):
     arguments = ("train", "digits", *TINY, "optim.epochs=0", "--out", "run")
     secu(*arguments)
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    assert "out: run exists; choose another folder, or pass --resume or --force" in assert_one_line(secu(*arguments))
+    assert "out: run exists; choose another folder, or pass resume or force" in assert_one_line(secu(*arguments))
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
 
 
@@ -323,7 +324,7 @@ def test_resume_with_other_settings_names_the_first(secu, tmp_path):
     arguments = ("train", "digits", *TINY, "--out", "run")
     secu(*arguments, "optim.epochs=0")
     message = assert_one_line(secu(*arguments, "--resume"))
-    assert message == "secu: --resume: run was started with optim.epochs=0, got optim.epochs=1\n"
+    assert message == "secu: resume: run was started with optim.epochs=0, got optim.epochs=1\n"
     message = assert_one_line(secu(*arguments, "optim.epochs=0", "augment.affine=null", "--resume"))
     assert "augment.affine" in message
 

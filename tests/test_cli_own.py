@@ -122,7 +122,9 @@ def test_fit_says_how_it_goes_and_where_to_look(run, home):
     lines = (home / "fit.txt").read_text().splitlines()
     assert re.fullmatch(r"\d+ images in digits", lines[0])
     assert re.fullmatch(r"about \d+ seconds on this device", lines[1])
-    assert lines[2] == "training on cpu, engine eager"
+    assert lines[2] == "reading images: 1 of 120"
+    assert lines[3] == "training on cpu, engine eager"
+    assert lines.index("writing the tables") + 1 == lines.index("writing the report")
     assert any(re.fullmatch(r"ACC 0\.\d{4}  NMI 0\.\d{4}  ARI -?0\.\d{4} *", line) for line in lines)
     assert re.fullmatch(r"finished in \d+ s; look at runs/digits/report\.html", lines[-1])
     assert (run / "report.html").is_file()
@@ -142,7 +144,9 @@ def test_predict_writes_a_file_and_counts_what_it_left_out(secu, run, tmp_path):
     (tmp_path / "p" / "bad.png").write_text("x")
     Image.new("L", (9, 9)).save(tmp_path / "p" / "good.png")
     result = secu("predict", run, tmp_path / "p", "-o", tmp_path / "p.jsonl", "--device", "cpu")
-    assert (result.code, result.out, result.err) == (0, "", "1 images could not be read and are left out\n")
+    reason = "not an image of a kind that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF)"
+    left_out = f"images that could not be read and are left out: 1, the first bad.png: {reason}\n"
+    assert (result.code, result.out, result.err) == (0, "", left_out)
     assert json.loads((tmp_path / "p.jsonl").read_text())["id"] == "good.png"
 
 
@@ -198,15 +202,15 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(secu, home):
     assert lines[0] == "120 images in digits"
     settings = [line.split("=")[0].split(":")[0].strip() for line in lines[1:-1]]
     assert settings == [
-        *("constraint.lower", "data.image_size", "encoder.backbone", "optim.batch_size", "heads", "optim.epochs"),
-        "augment",
+        *("constraint.lower", "data.image_size", "data.channels", "encoder.backbone", "optim.batch_size", "heads"),
+        *("optim.epochs", "augment"),
     ]
     assert re.fullmatch(r"about \d+ (seconds|minutes) on this device", lines[-1])
     assert tree(home) == before
 
 
 def test_a_hopeless_plan_says_so_and_what_would_help(secu):
-    result = secu("fit", "digits", "--dry-run", "--device", "cpu", "optim.epochs=100000000")
+    result = secu("fit", "digits", "-k", 3, "--dry-run", "--device", "cpu", "optim.epochs=100000000")
     lines = result.out.splitlines()
     assert re.fullmatch(r"about [\d,.]+ hours on this device", lines[-2])
     for part in ("hopeless", "GPU", "data.image_size", "part of the images"):
@@ -214,7 +218,7 @@ def test_a_hopeless_plan_says_so_and_what_would_help(secu):
 
 
 def test_a_dry_run_shows_what_was_asked_for(secu):
-    out = secu("fit", "digits", "--dry-run", "--device", "cpu", "optim.epochs=7", "--balance", 0.25).out
+    out = secu("fit", "digits", "-k", 3, "--dry-run", "--device", "cpu", "optim.epochs=7", "--balance", 0.25).out
     assert "  optim.epochs=7: 28 steps\n" in out
     assert "  optim.epochs=7: as you asked\n" in out
     assert "25% of an equal share" in out
@@ -257,10 +261,10 @@ def test_skipped_images_and_warnings_are_told(secu, tmp_path):
     folder = write_folder(tmp_path / "p", 40)
     (folder / "bad.png").write_text("x")
     lines = secu("fit", folder, "-k", 3, "--out", tmp_path / "run", *SHORT).out.splitlines()
-    assert f"1 images could not be read: {tmp_path / 'run' / 'skipped.csv'}" in lines
+    assert f"images that could not be read: 1, see {tmp_path / 'run' / 'skipped.csv'}" in lines
     assert sum(line.startswith("warning: ") for line in lines) >= 1  # two epochs are too few
     warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
-    assert all("(" in text or "optim.epochs" in text or "--balance" in text for text in warnings)
+    assert all("(" in text or "optim.epochs" in text or "balance" in text for text in warnings)
 
 
 def test_columns_of_a_manifest_come_out_again(secu, tmp_path):
@@ -270,27 +274,54 @@ def test_columns_of_a_manifest_come_out_again(secu, tmp_path):
     assert {row["camera"] for row in rows_of(tmp_path / "run" / "assignments.csv")} == {"left", "right"}
 
 
+def test_report_and_sort_say_which_images_are_missed(secu, tmp_path):
+    folder = write_folder(tmp_path / "p", 30)
+    assert secu("fit", folder, "-k", 2, "--out", tmp_path / "run", *SHORT).code == 0
+    (folder / "0" / "0.png").unlink()
+    Image.new("RGB", (99, 99), "red").save(folder / "new.png")
+    line = "1 of 30 images of the run are left out: 1 gone (first 0/0.png)\n"
+    for arguments in (("report", tmp_path / "run"), ("sort", tmp_path / "run", tmp_path / "sorted")):
+        result = secu(*arguments)
+        assert result.code == 0
+        assert result.err.endswith(line)
+    assert "29 pictures, sorted into" in (tmp_path / "run" / "report.html").read_text()
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 29
+
+
+def test_how_the_values_of_an_array_are_understood_is_told(secu, tmp_path):
+    np.save(tmp_path / "a.npy", digits(30)[0] / 255)
+    lines = secu("fit", tmp_path / "a.npy", "-k", 2, "--dry-run").out.splitlines()
+    assert re.fullmatch(r"values from 0 to \S+ are taken as float 0\.\.1", lines[1])
+
+
 # Mistakes
 
 MISTAKES = {
     "no source": (["fit"], ["SOURCE"]),
-    "nowhere": (["fit", "nowhere"], ["nowhere does not exist", "a folder"]),
-    "unknown kind": (["fit", "fit.txt"], ["fit.txt is of an unknown kind"]),
+    "nowhere": (["fit", "nowhere", "-k", "3"], ["nowhere does not exist", "a folder"]),
+    "unknown kind": (["fit", "fit.txt", "-k", "3"], ["fit.txt is of an unknown kind"]),
+    "no number": (["fit", "digits"], ["--clusters: say how many", "--clusters 8", "merge", "docs/own-images.md"]),
     "no clusters": (["fit", "digits", "-k", "1"], ["clusters: 1 must be at least 2"]),
     "clusters type": (["fit", "digits", "-k", "x"], ["--clusters", "integer"]),
     "more clusters": (["fit", "digits", "-k", "121"], ["121 clusters need at least 121 images, got 120"]),
-    "balance": (["fit", "digits", "--balance", "1.5"], ["balance: 1.5 must be from 0"]),
-    "labels": (["fit", "digits", "--labels", "foldr"], ["labels: digits has no 'foldr'", "did you mean folder?"]),
-    "device": (["fit", "digits", "--device", "gpu"], ["device: 'gpu'"]),
-    "key": (["fit", "digits", "optim.epoch=3"], ["optim.epoch: unknown", "did you mean epochs?"]),
-    "size": (["fit", "digits", "data.image_size=null"], ["data.image_size: null must be a number of pixels"]),
-    "batch": (["fit", "digits", "optim.batch_size=0"], ["optim.batch_size: 0"]),
-    "section": (["fit", "digits", "optim=3"], ["optim: 3"]),
-    "not a pair": (["fit", "digits", "fast"], ["'fast' must look like key=value"]),
-    "time": (["fit", "digits", "--time-limit", "soon"], ["--time-limit: 'soon'"]),
-    "both": (["fit", "digits", "--resume", "--force"], ["choose one"]),
-    "dry run": (["fit", "nowhere", "--dry-run"], ["nowhere does not exist"]),
-    "expanded": (["fit", "digits/0/0.png", "digits/1"], ["takes one name", "'digits/1'", "'quotes'"]),
+    "balance": (["fit", "digits", "-k", "3", "--balance", "1.5"], ["balance: 1.5 must be from 0"]),
+    "labels": (
+        ["fit", "digits", "-k", "3", "--labels", "foldr"],
+        ["labels: digits has no 'foldr'", "did you mean folder?"],
+    ),
+    "device": (["fit", "digits", "-k", "3", "--device", "gpu"], ["device: 'gpu'"]),
+    "key": (["fit", "digits", "-k", "3", "optim.epoch=3"], ["optim.epoch: unknown", "did you mean epochs?"]),
+    "size": (
+        ["fit", "digits", "-k", "3", "data.image_size=null"],
+        ["data.image_size: null must be a number of pixels"],
+    ),
+    "batch": (["fit", "digits", "-k", "3", "optim.batch_size=0"], ["optim.batch_size: 0"]),
+    "section": (["fit", "digits", "-k", "3", "optim=3"], ["optim: 3"]),
+    "not a pair": (["fit", "digits", "-k", "3", "fast"], ["'fast' must look like key=value"]),
+    "time": (["fit", "digits", "-k", "3", "--time-limit", "soon"], ["--time-limit: 'soon'"]),
+    "both": (["fit", "digits", "-k", "3", "--resume", "--force"], ["choose one"]),
+    "dry run": (["fit", "nowhere", "-k", "3", "--dry-run"], ["nowhere does not exist"]),
+    "expanded": (["fit", "digits/0/0.png", "-k", "3", "digits/1"], ["takes one name", "'digits/1'", "'quotes'"]),
     "predict what": (["predict", "runs/digits"], ["SOURCE"]),
     "predict no run": (["predict", "digits", "digits"], ["digits is not a run folder"]),
     "predict nowhere": (["predict", "runs/digits", "nowhere"], ["nowhere does not exist"]),
@@ -324,7 +355,7 @@ def test_a_report_of_a_run_that_was_killed_says_so(secu, run, tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_without_permission_is_one_line(secu, tmp_path):
     (tmp_path / "locked").mkdir(mode=0)
-    assert_one_line(secu("fit", tmp_path / "locked"), "cannot read the folder", "Permission denied")
+    assert_one_line(secu("fit", tmp_path / "locked", "-k", 3), "cannot read the folder", "Permission denied")
 
 
 # Real processes
@@ -374,7 +405,7 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
     assert_one_line(interrupt(process), "secu fit --resume", code=130)
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left <= {"config.yaml", "metrics.jsonl", "model.safetensors", "state.pt"}
+    assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "state.pt"}
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
@@ -407,7 +438,7 @@ def test_a_reader_that_goes_away_is_no_drama(run, home):
 
 
 def test_a_real_process_fails_like_a_called_one(tmp_path):
-    process = start("fit", "nowhere", cwd=tmp_path)
+    process = start("fit", "nowhere", "-k", 3, cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert_one_line(Result(process.returncode, out, err), "nowhere does not exist")
     assert tree(tmp_path) == []

@@ -1,5 +1,6 @@
 """SeCu as a scikit-learn estimator: the contract, the same results as the command line, and bad input."""
 
+import csv
 import json
 import math
 import pickle
@@ -24,11 +25,13 @@ import secu
 from secu import SeCu
 from secu.cli import app
 from secu.config import Config
+from secu.data.own.memory import open_images
 from secu.errors import UserError
-from secu.fit import Request, decode_all, open_images
+from secu.fit import Request, decode_all, images_of
 from secu.fit import fit as run_fit
 from secu.metrics import accuracy
 from secu.run import Run
+from secu.selflabel import self_label
 
 DIGITS = load_digits()
 X = (DIGITS.images[:60] * 15).astype(np.uint8)
@@ -355,6 +358,22 @@ def test_dark_images_alone_are_on_the_scale_that_fit_saw(tmp_path):
         assert np.allclose(estimator.transform(deep[:5]), fitted.transform(deep)[:5], atol=1e-5)
 
 
+def test_another_scale_than_that_of_fit_is_refused(tmp_path):
+    fitted = small().fit(X / 255)
+    fitted.save(tmp_path / "run")
+    for estimator in (fitted, SeCu.load(tmp_path / "run")):
+        with pytest.raises(UserError, match=r"X holds values from 0 to 240.* the run was trained on float 0..1"):
+            estimator.predict(X.astype(np.float32))
+        assert np.array_equal(estimator.predict(X), fitted.labels_)  # bytes have a scale of their own
+
+
+def test_what_was_fitted_to_a_folder_knows_its_images(tmp_path):
+    paths = as_files(tmp_path / "photos")
+    small().fit(tmp_path / "photos").save(tmp_path / "run")
+    (tmp_path / "photos" / "new.png").write_bytes(paths[0].read_bytes())
+    assert len(images_of(Run.open(tmp_path / "run"))) == len(X)
+
+
 # ---- what is told, and what is left
 
 
@@ -515,3 +534,27 @@ def test_wrong_labels_for_the_score(fitted):
     for labels in (None, Y[:10], Y[:, None]):
         with pytest.raises(UserError, match=r"y: true labels of shape .* for 60 images"):
             fitted.score(X, labels)
+
+
+def test_self_label_is_fit_and_then_the_second_stage(tmp_path):
+    """The estimator against the two functions by themselves: same clusters, and a model that says so."""
+    settings = {"encoder.dim": 16}
+    records = []
+    model = small(self_label=True, settings=settings, out=tmp_path / "run", callback=records.append).fit(X)
+    assert len(records) == 2 + 100  # one initial epoch and one more, then the second stage's
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith("run")} == {"run", "run-first"}
+    assert model.config_.selflabel is not None
+    first = Run.open(tmp_path / "run-first")
+    assert first.config().selflabel is None
+    other, _, outcome = self_label(first, tmp_path / "other", images=decode_all(open_images(X), 8, 1), device="cpu")
+    expected = [int(row["cluster"]) for row in csv.DictReader((other.path / "assignments.csv").open())]
+    assert model.labels_.tolist() == expected
+    assert model.warnings_[: len(outcome.warnings)] == outcome.warnings
+    assert model.predict(X).tolist() == expected
+    model.save(tmp_path / "saved")
+    loaded = SeCu.load(tmp_path / "saved", device="cpu")
+    assert same(model, loaded)
+    assert loaded.get_params()["self_label"] is True
+    assert loaded.predict_proba(X) == pytest.approx(model.predict_proba(X))
+    with pytest.raises(UserError, match="exists; choose another folder"):
+        small(self_label=True, out=tmp_path / "run").fit(X)

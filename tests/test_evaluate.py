@@ -7,12 +7,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.metrics import mutual_info_score
 
 from secu import evaluate, results
 from secu.checkpoint import build, load_trained
 from secu.config import load_config
 from secu.data import Images, load
-from secu.evaluate import Predictions, Predictor, embed, evaluation_mode, outlier_limits, predict, score_clusters
+from secu.evaluate import (
+    Predictions,
+    Predictor,
+    consistency,
+    embed,
+    evaluation_mode,
+    find_temperature,
+    mutual_information,
+    outlier_limits,
+    predict,
+    score_clusters,
+)
 from secu.metrics import score
 from secu.results import draw_exemplars, nearest_to_center, tile, write_results
 from secu.run import Run
@@ -137,6 +149,68 @@ def test_the_predictor_is_embedding_and_cosine_in_one(finished, digits):
         cosines = predictor(digits.pixels)
     expected = embed(model.encoder, model.augmentation, digits) @ model.clustering.head().T
     assert torch.allclose(cosines, expected, atol=1e-6)
+
+
+# Consistency and temperature
+
+
+def test_mutual_information_is_that_of_scikit_learn_over_log_k():
+    numbers = np.random.default_rng(0)
+    for clusters in (2, 5, 9):
+        weak = numbers.integers(0, clusters, 500)
+        strong = np.where(numbers.random(500) < 0.6, weak, numbers.integers(0, clusters, 500))
+        table = torch.zeros(clusters, clusters)
+        for a, b in zip(weak, strong, strict=True):
+            table[a, b] += 1
+        assert mutual_information(table) == pytest.approx(mutual_info_score(weak, strong) / math.log(clusters))
+
+
+def test_mutual_information_is_one_for_a_diagonal_and_nothing_for_collapsed_or_independent_labels():
+    assert mutual_information(7 * torch.eye(6)) == pytest.approx(1)
+    assert mutual_information(torch.eye(6).flip(0)) == pytest.approx(1)
+    collapsed, independent = torch.zeros(6, 6), torch.outer(torch.arange(1, 7.0), torch.arange(2, 8.0))
+    collapsed[2, 2] = 300
+    for table in (collapsed, independent, torch.zeros(6, 6)):
+        assert mutual_information(table) == pytest.approx(0, abs=1e-12)
+    lost = torch.diag(torch.tensor([50.0, 50, 0, 0]))  # all views agree, but two clusters are gone
+    assert mutual_information(lost) == pytest.approx(0.5)
+
+
+def test_consistency_compares_each_image_with_its_views(finished, digits, monkeypatch):
+    """Image by image and view by view, with the numbers drawn in their order, and the same ones every time."""
+    _, model = finished
+    monkeypatch.setattr(evaluate, "BATCH", 20)
+    centers, index = model.clustering.head(), torch.arange(0, 120, 3)
+    parts = (model.encoder, model.augmentation, centers, digits, index)
+    found, plain, seen = consistency(*parts), [], []
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode(), evaluation_mode(model.encoder):
+        for batch in index.split(20):
+            clean = model.augmentation.normalize(digits.pixels[batch])
+            for view in model.augmentation(digits.pixels[batch], generator):
+                plain += (model.encoder.embed(clean) @ centers.T).argmax(-1).tolist()
+                seen += (model.encoder.embed(view) @ centers.T).argmax(-1).tolist()
+    assert found.agreement == pytest.approx(sum(a == b for a, b in zip(plain, seen, strict=True)) / 80)
+    assert found.information == pytest.approx(mutual_info_score(plain, seen) / math.log(len(centers)), abs=1e-9)
+    assert 0 < found.agreement < 1
+    assert consistency(*parts) == found
+
+
+@pytest.mark.parametrize("wanted", [0.35, 0.6, 0.8, 0.95])
+def test_at_the_temperature_found_the_mean_confidence_is_the_one_wanted(wanted):
+    embeddings, centers, _ = random_predictions(300, 7)
+    temperature = find_temperature(embeddings @ centers.T, wanted)
+    confidence = predict(embeddings, centers, temperature).confidence
+    assert float(confidence.mean()) == pytest.approx(wanted, abs=1e-5)
+    sure = find_temperature(embeddings @ centers.T, wanted, lambda confidence: (confidence > 0.7).float().mean())
+    confidence = predict(embeddings, centers, sure).confidence
+    assert float((confidence > 0.7).float().mean()) == pytest.approx(wanted, abs=1 / 300)
+
+
+def test_a_temperature_that_no_model_should_have_is_not_returned():
+    embeddings, centers, _ = random_predictions(300, 7)
+    assert find_temperature(embeddings @ centers.T, 1.0) == pytest.approx(0.003)
+    assert find_temperature(embeddings @ centers.T, 0.0) == pytest.approx(1.0)
 
 
 # assignments.csv

@@ -23,8 +23,8 @@ from secu.run import Run
 from secu.train import Listener
 
 FILES = [
-    *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
-    *("model.safetensors", "report.html", "run.json", "skipped.csv", "state.pt"),
+    *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "images.json"),
+    *("metrics.jsonl", "model.safetensors", "report.html", "run.json", "skipped.csv", "state.pt"),
 ]
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
 
@@ -87,7 +87,7 @@ def test_a_fit_leaves_a_whole_run_folder(finished, pictures):
     config = finished.config()
     assert (config.data.name, config.data.source, config.data.labels) == ("own", str(pictures), "folder")
     assert (config.data.image_size, config.heads[0], config.optim.epochs) == (8, 3, 2)
-    assert len(config.data.mean) == len(config.data.std) == 1
+    assert config.data.channels == len(config.data.mean) == len(config.data.std) == 1
 
 
 def test_assignments_hold_a_row_an_image(finished, pictures):
@@ -208,7 +208,7 @@ def test_a_manifest_carries_its_columns_even_those_of_another_alphabet(pictures,
 
 def test_colour_images_are_trained_in_colour(tmp_path):
     run = fitted(tmp_path, write_folder(tmp_path / "colour", 60, colour=True))
-    assert len(run.config().data.mean) == 3
+    assert run.config().data.channels == len(run.config().data.mean) == 3
     tensors = load_file(run.path / "model.safetensors").values()
     assert any(tensor.ndim == 4 and tensor.shape[1] == 3 for tensor in tensors)
 
@@ -310,9 +310,9 @@ def test_an_existing_run_is_neither_changed_nor_lost(finished, pictures, tmp_pat
     shutil.copytree(finished.path, tmp_path / "run")
     before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
     request = request_of(pictures, labels="folder", cache=finished.path.parent / "cache")
-    with pytest.raises(UserError, match="exists; choose another folder, or pass --resume or --force"):
+    with pytest.raises(UserError, match="exists; choose another folder, or pass resume or force"):
         fit(request, tmp_path / "run")
-    with pytest.raises(UserError, match="--resume and --force contradict"):
+    with pytest.raises(UserError, match="resume and force contradict"):
         fit(request, tmp_path / "run", resume=True, force=True)
     with pytest.raises(UserError, match="clusters: 1"):
         fit(request_of(pictures, 1), tmp_path / "run", force=True)
@@ -327,6 +327,29 @@ def test_force_replaces_a_run(finished, pictures, tmp_path):
     assert run.config().heads[0] == 4
     assert len(rows_of(run.path / "clusters.csv")) == 4
     assert tree(run.path) == FILES
+
+
+def test_force_does_not_cost_the_old_run_what_the_new_one_cannot_do(finished, pictures, tmp_path):
+    """Whatever can be known before the first step is known before the old run is gone."""
+    shutil.copytree(finished.path, tmp_path / "run")
+    Run.create(tmp_path / "empty", finished.config())
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
+    folder = few(pictures, tmp_path / "p", 5)
+    (folder / "bad.png").write_text("x")
+
+    def refused(message, source=pictures, clusters=3, **asked):
+        more = {"cache": tmp_path / "cache", "allow_bad": True, "overrides": merge(SHORT, asked)}
+        with pytest.raises(UserError, match=message):
+            fit(request_of(source, clusters, **more), tmp_path / "run", force=True)
+        assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
+
+    refused("6 clusters need as many images, got 5", folder, 6)
+    refused("nowhere is not a run folder", init_from=str(tmp_path / "nowhere"))
+    refused("empty has no model yet", init_from=str(tmp_path / "empty"))
+    refused("has no head of 4 clusters", clusters=4, init_from=str(finished.path))
+    refused("holds another encoder", encoder={"dim": 16}, init_from=str(finished.path))
+    refused("is the run that force would replace", init_from=str(tmp_path / "run"))
+    refused("data.mean: 3 values", data={"mean": [0.5, 0.5, 0.5]})
 
 
 # Interruptions
@@ -384,10 +407,27 @@ def test_the_time_limit_stops_with_a_checkpoint_and_without_results(finished, pi
     request = request_of(pictures, labels="folder", cache=finished.path.parent / "cache")
     run, model, results = fit(request, tmp_path / "run", time_limit=1e-9)
     assert (model.finished, model.epochs_done, results) == (False, 1, None)
-    assert tree(run.path) == ["config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"]
+    assert tree(run.path) == [
+        "config.yaml",
+        "images.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "run.json",
+        "state.pt",
+    ]
     run, model, results = fit(request, tmp_path / "run", resume=True)
     assert model.finished
     assert model_bytes(run) == model_bytes(finished)
+
+
+def test_a_resumed_run_does_not_need_the_run_it_started_from(finished, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("secu.train.CHECKPOINT_SECONDS", -1)
+    shutil.copytree(finished.path, tmp_path / "first")
+    request = request_of(pictures, overrides=merge(SHORT, {"init_from": str(tmp_path / "first")}))
+    with pytest.raises(KeyboardInterrupt):
+        fit(request, tmp_path / "run", listener=Interrupt(10))
+    shutil.rmtree(tmp_path / "first")
+    assert fit(request, tmp_path / "run", resume=True)[1].finished
 
 
 # The cache, and images that change
@@ -411,9 +451,18 @@ def test_a_changed_image_is_decoded_again_and_the_run_is_not_resumed_over_it(pic
     Image.new("L", (8, 8), 255).save(changed)
     os.utime(changed, (1, 1))
     calls = []
-    with pytest.raises(UserError, match=r"--resume: .* was started with data\.(mean|std)="):
+    message = (
+        rf"resume: the images changed since .*run began: 1 changed \(first {changed.name}\); restore them, or begin"
+    )
+    with pytest.raises(UserError, match=message):
         fit(request, tmp_path / "run", resume=True, progress=lambda done, total: calls.append(done))
     assert len(calls) == 40
+    Image.new("RGB", (32, 32), "red").save(changed)  # another size, and the first in colour
+    with pytest.raises(UserError, match=message):
+        fit(request, tmp_path / "run", resume=True)
+    larger = request_of(folder, cache=tmp_path / "cache", overrides=merge(SHORT, {"data": {"image_size": 9}}))
+    with pytest.raises(UserError, match=r"was started with data.image_size=8, got data.image_size=9"):
+        fit(larger, tmp_path / "run", resume=True)
 
 
 def test_images_that_vanished_are_missed_when_resuming(pictures, tmp_path):
@@ -423,8 +472,22 @@ def test_images_that_vanished_are_missed_when_resuming(pictures, tmp_path):
         fit(request, tmp_path / "run", listener=Interrupt(1))
     for name in sorted(folder.iterdir())[:5]:
         name.unlink()
-    with pytest.raises(UserError, match="--resume"):
+    (folder / "x.png").write_bytes(sorted(folder.iterdir())[0].read_bytes())
+    with pytest.raises(
+        UserError, match=r"the images changed since .* began: 5 gone \(first 0.png\), 1 new \(first x.png"
+    ):
         fit(request, tmp_path / "run", resume=True)
+
+
+def test_copied_images_are_the_same(pictures, tmp_path):
+    """A copy has another time, and the same pixels."""
+    folder = few(pictures, tmp_path / "p", 40)
+    request = request_of(folder, cache=tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        fit(request, tmp_path / "run", listener=Interrupt(1))
+    for name in folder.iterdir():
+        os.utime(name, (1, 1))
+    assert fit(request, tmp_path / "run", resume=True)[1].finished
 
 
 # Back from a run to its images
@@ -435,6 +498,131 @@ def test_the_images_of_a_run_are_found_again(finished, pictures):
     assert len(images) == 200
     assert images.targets is not None
     assert list(images.ids) == [row["id"] for row in rows_of(finished.path / "assignments.csv")]
+
+
+def found_again(run):
+    """Return the images of a run, and what was told of them."""
+    told = []
+    return images_of(run, tell=told.append), told
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "archive", "array"])
+def test_images_that_came_later_are_none_of_the_runs(pictures, tmp_path, kind):
+    folder = few(pictures, tmp_path / "p", 30)
+    (folder / "bad.png").write_text("x")
+
+    def source():
+        if kind == "array":
+            pixels = np.stack([np.asarray(Image.open(name).convert("L").resize((8, 8))) for name in good()])
+            np.save(tmp_path / "a.npy", pixels)
+            return tmp_path / "a.npy"
+        make = {"folder": lambda: folder, "table": lambda: write_manifest(tmp_path / "t.csv", folder)}
+        return make.get(kind, lambda: write_zip(tmp_path / "a.zip", folder))()
+
+    def good():
+        names = sorted(name for name in folder.iterdir() if name.name != "bad.png")
+        return sorted(names, key=lambda name: name.name.startswith("z"))  # an array can only grow at its end
+
+    run = fitted(tmp_path, source(), allow_bad=True)
+    expected = images_of(run)
+    Image.new("RGB", (50, 50), "red").save(folder / "z1.png")  # the run is grey
+    Image.new("RGB", (50, 50), "red").save(folder / ("0.5.png" if kind != "array" else "z2.png"))
+    shutil.copy(good()[0], folder / "bad.png")  # it can be read at last, but was not trained on
+    source()
+    images, told = found_again(run)
+    assert (images.ids, told) == (expected.ids, [])
+    assert torch.equal(images.pixels, expected.pixels)
+    assert (images.paths != ()) == (kind in ("folder", "table"))
+
+
+def test_the_cache_of_a_run_is_found_again_beside_new_images(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path))
+    folder = few(pictures, tmp_path / "p", 30)
+    (folder / "bad.png").write_text("x")
+    run, _, _ = fit(request_of(folder), tmp_path / "run", report=False)
+    shutil.copy(folder / "0.png", folder / "00.png")
+    monkeypatch.setattr("secu.data.own.build", lambda *parts: pytest.fail("decoded again"))
+    assert len(images_of(run)) == 30
+
+
+def test_images_that_are_gone_or_changed_are_left_out_and_told(pictures, tmp_path):
+    folder = few(pictures, tmp_path / "p", 30)
+    run = fitted(tmp_path, folder, labels=None)
+    names = [row["id"] for row in rows_of(run.path / "assignments.csv")]
+    for name in names[3:5]:
+        (folder / name).unlink()
+    Image.new("L", (8, 8), 200).save(folder / names[7])
+    (folder / names[9]).write_text("x")
+    images, told = found_again(run)
+    assert list(images.ids) == [name for i, name in enumerate(names) if i not in (3, 4, 7, 9)]
+    assert [Path(path).name for path in images.paths] == list(images.ids)
+    gone, changed = f"2 gone (first {names[3]})", f"2 changed (first {names[7]})"
+    assert told == [f"4 of 30 images of the run are left out: {gone}, {changed}"]
+    for name in folder.iterdir():
+        Image.new("L", (8, 8), 200).save(name)
+    with pytest.raises(UserError, match=r"none of the images that .*run was trained on is in .*p as it was"):
+        images_of(run)
+    for name in folder.iterdir():
+        name.rename(folder / f"x{name.name}")
+    with pytest.raises(UserError, match=r"none of the images that .*run was trained on is in .*p as it was"):
+        images_of(run)
+
+
+def test_names_that_are_not_utf8_are_found_again(pictures, tmp_path):
+    folder = few(pictures, tmp_path / "p", 12)
+    (folder / "0.png").rename(folder / os.fsdecode(b"a\xff\n.png"))
+    run = fitted(tmp_path, folder)
+    images, told = found_again(run)
+    assert (len(images), told) == (12, [])
+
+
+def test_labels_are_those_of_the_runs_images(pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    run = fitted(tmp_path, tmp_path / "p", labels="folder")
+    (tmp_path / "p" / "00").mkdir()
+    shutil.copy(tmp_path / "p" / "0" / "0.png", tmp_path / "p" / "00")
+    images = images_of(run)
+    assert images.class_names == ("0", "1", "4")
+    assert [images.class_names[t] for t in images.targets.tolist()] == [name.split("/")[0] for name in images.ids]
+
+
+def test_a_run_of_before_takes_what_lies_there(finished, tmp_path):
+    """It has neither a list of its images nor data.channels."""
+    shutil.copytree(finished.path, tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    (run.path / "images.json").unlink()
+    text = (run.path / "config.yaml").read_text()
+    (run.path / "config.yaml").write_text(text.replace("  channels: 1\n", "").replace("  values: null\n", ""))
+    assert (run.config().data.channels, run.config().data.shape) == (None, (1, 8, 8))
+    assert torch.equal(images_of(run).pixels, images_of(finished).pixels)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_list_of_images_is_named(finished, tmp_path, text):
+    shutil.copytree(finished.path, tmp_path / "run")
+    (tmp_path / "run" / "images.json").write_text(text)
+    with pytest.raises(UserError, match=r"images.json is not a list of images"):
+        images_of(Run.open(tmp_path / "run"))
+
+
+def test_the_scale_of_an_array_is_noted(tmp_path):
+    np.save(tmp_path / "a.npy", digits(30)[0].astype(np.float32))
+    run = fitted(tmp_path, tmp_path / "a.npy")
+    assert run.config().data.values == "float 0..255"
+    np.save(tmp_path / "b.npy", digits(30)[0].astype(np.uint16) * 256)
+    deep, _, _ = fit(request_of(tmp_path / "b.npy"), tmp_path / "b", report=False)
+    assert deep.config().data.values == "int 0..65535"
+    asked = merge(SHORT, {"data": {"values": "int 0..65535"}})
+    np.save(tmp_path / "c.npy", digits(30)[0].astype(np.uint16))
+    dark, _, _ = fit(request_of(tmp_path / "c.npy", overrides=asked), tmp_path / "c", report=False)
+    assert images_of(dark).pixels.max() == 0
+
+
+def test_grey_can_be_asked_for(tmp_path):
+    asked = merge(SHORT, {"data": {"channels": 1}})
+    run = fitted(tmp_path, write_folder(tmp_path / "colour", 30, colour=True), overrides=asked)
+    assert run.config().data.shape == (1, 8, 8)
+    assert images_of(run).shape == (1, 8, 8)
 
 
 def test_the_images_of_an_experiment_are_found_again(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from secu.config import resolve
 from secu.evaluate import Predictions
 from secu.health import warnings_of
 
@@ -14,9 +15,13 @@ def predictions(sizes, confidence=0.95):
     return Predictions(cluster, same, cluster, 1 - same, same)
 
 
-def warnings(sizes=(20, 20, 20, 20, 20), confidence=0.95, changed=0.0):
+def config(clusters, balance=0.9):
+    return resolve({"heads": [clusters], "constraint": {"lower": balance}})
+
+
+def warnings(sizes=(20, 20, 20, 20, 20), confidence=0.95, changed=0.0, balance=0.9):
     metrics = [{"changed": 1.0}, {"changed": changed}]  # only the last epoch counts
-    return warnings_of(metrics, predictions(sizes, confidence), len(sizes))
+    return warnings_of(metrics, predictions(sizes, confidence), config(len(sizes), balance))
 
 
 def only(found, *words):
@@ -30,18 +35,18 @@ def only(found, *words):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(20,) * 5, (30, 10, 20, 20, 20), (50, 20, 10, 10, 10), (1, 49, 50, 50, 50), (99, 1), (34, 33, 33), (10,) * 100],
+    [(20,) * 5, (30, 10, 20, 20, 20), (50, 20, 10, 10, 10), (10, 49, 50, 50, 50), (88, 12), (34, 33, 33), (10,) * 100],
 )
 def test_a_healthy_run_has_no_warning(sizes):
     assert warnings(sizes) == ()
 
 
 def test_nothing_is_said_of_a_run_without_epochs():
-    assert warnings_of([], predictions((5, 5)), 2) == ()
+    assert warnings_of([], predictions((5, 5)), config(2)) == ()
 
 
 def test_empty_clusters_are_counted_and_named():
-    only(warnings((30, 30, 0, 40, 0)), "2 of 5 clusters are empty (2, 4)", "fewer clusters", "--balance")
+    only(warnings((30, 30, 0, 40, 0)), "2 of 5 clusters are empty (2, 4)", "fewer clusters", "raise balance")
     only(warnings((100, 0)), "1 of 2 clusters are empty (1)")
 
 
@@ -59,7 +64,10 @@ def test_of_many_empty_clusters_ten_are_named():
         ((40,) + (10,) * 9, None),  # K = 10: four equal shares are 40%
         ((20,) + (10,) * 17 + (60, 8), "cluster 18 has swallowed 23%"),
         ((4,) + (1,) * 96, None),
-        ((6,) + (1,) * 99, "cluster 0 has swallowed 6%"),
+        ((14,) + (1,) * 99, "cluster 0 has swallowed 12%"),
+        ((99, 1), "cluster 0 has swallowed 99%"),
+        ((9, 91), "cluster 1 has swallowed 91%"),
+        ((90, 12), None),
     ],
 )
 def test_a_swallowing_cluster_is_named(sizes, swallowed):
@@ -67,7 +75,34 @@ def test_a_swallowing_cluster_is_named(sizes, swallowed):
     if swallowed is None:
         assert found == ()
     else:
-        only(found, swallowed, "raise --balance")
+        only(found, swallowed, "raise balance")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "balance", "starved"),
+    [
+        ((1, 49, 50, 50, 50), 0.9, "1 of 5 clusters have hardly any images (0)"),
+        ((49, 2, 50, 3, 46), 0.5, "2 of 5 clusters have hardly any images (1, 3)"),
+        ((49, 3, 50, 3, 45), 0.3, None),
+        ((11, 89), 0.9, "1 of 2 clusters have hardly any images (0)"),
+    ],
+)
+def test_a_cluster_far_below_what_balance_promises_is_named(sizes, balance, starved):
+    found = warnings(sizes, balance=balance)
+    if starved is None:
+        assert found == ()
+    else:
+        only(found, starved, "fewer clusters", "lower balance")
+
+
+@pytest.mark.parametrize("sizes", [(99, 1), (1, 49, 50, 50, 50), (96, 1, 1, 1, 1), (60, 10, 10, 10, 10)])
+def test_who_lets_groups_be_of_any_size_is_not_warned_of_it(sizes):
+    assert warnings(sizes, balance=0) == ()
+
+
+def test_what_balance_allows_is_no_reason_to_warn():
+    assert warnings((54, 12, 12, 12, 10), balance=0.5) == ()
+    only(warnings((64, 9, 9, 9, 9), balance=0.5), "cluster 0 has swallowed 64%")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +125,7 @@ def test_clusters_that_still_change_at_the_end(changed, warned):
 
 
 def test_all_at_once_in_a_fixed_order():
-    found = warnings((90, 0, 5, 5), confidence=0.3, changed=0.5)
+    found = warnings((80, 0, 10, 10), confidence=0.3, changed=0.5)
     assert [
         next(word for word in ("empty", "swallowed", "told apart", "changed") if word in text) for text in found
     ] == [*("empty", "swallowed", "told apart", "changed")]

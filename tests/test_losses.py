@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secu.losses import PADDING, at_label, cross_entropy, log_probabilities, secu_loss, soft_label_loss
+from secu.losses import (
+    PADDING,
+    at_label,
+    balanced_cross_entropy,
+    cross_entropy,
+    log_probabilities,
+    secu_loss,
+    soft_label_loss,
+)
 
 HEADS = (3, 5, 2)  # the second is the widest: the others are padded to it
 DIM = 4
@@ -209,3 +217,42 @@ def test_soft_label_loss_of_float32_and_padding_has_no_nan():
     loss.backward()
     assert loss.isfinite()
     assert x.grad.isfinite().all()
+
+
+# Self-labeling
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("classes", [(0, 1, 2, 3, 4), (1, 4), (2,)])
+def test_balanced_cross_entropy_is_torchs_with_weights_of_inverse_frequency(share, classes):
+    """Over those who are taught alone, whichever labels they have."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(40, 5, dtype=torch.float64, generator=generator)).requires_grad_()
+    often = torch.tensor([6.0, 3, 2, 1, 1][: len(classes)])
+    labels = torch.tensor(classes)[torch.multinomial(often, 40, replacement=True, generator=generator)]
+    taught = torch.rand(40, generator=generator) < share
+    counts = [int((labels[taught] == k).sum()) for k in range(5)]
+    weights = torch.tensor([len(counts) / count if count else 0.0 for count in counts], dtype=torch.float64)
+    expected = torch.nn.functional.cross_entropy(logits[taught], labels[taught], weights)
+    loss = balanced_cross_entropy(logits, labels, taught)
+    torch.testing.assert_close(loss, expected)
+    slopes = [torch.autograd.grad(value, logits)[0] for value in (loss, expected)]
+    torch.testing.assert_close(*slopes)
+    assert (slopes[0][~taught] == 0).all()
+    assert (slopes[0][taught].abs().sum(-1) > 0).all()
+
+
+def test_balanced_cross_entropy_of_nobody_is_zero_and_teaches_nothing():
+    logits = torch.randn(6, 3, requires_grad=True)
+    loss = balanced_cross_entropy(logits, torch.tensor([0, 1, 2, 0, 1, 2]), torch.zeros(6, dtype=torch.bool))
+    loss.backward()
+    assert loss.item() == 0
+    assert (logits.grad == 0).all()
+
+
+def test_every_label_weighs_the_same_however_many_images_have_it():
+    """Nine images of one label and one of another: their means count alike."""
+    logits, labels = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0] * 9 + [2])
+    each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    expected = (each[:9].mean() + each[9]) / 2
+    torch.testing.assert_close(balanced_cross_entropy(logits, labels, torch.ones(10, dtype=torch.bool)), expected)

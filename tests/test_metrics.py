@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secu.metrics import accuracy, confusion, score
+from secu.metrics import accuracy, calibration_error, confusion, matched, score
 
 LABELINGS = st.integers(1, 30).flatmap(
     lambda n: st.tuples(
@@ -104,3 +104,54 @@ def test_confusion_counts_classes_in_rows_and_clusters_in_columns():
     table = confusion(np.array([0, 0, 1, 1, 1]), np.array([2, 2, 0, 2, 0]))
     assert table.tolist() == [[0, 0, 2], [2, 0, 1]]
     assert confusion(np.array([0, 0, 1]), np.array([1, 1, 1])).tolist() == [[0, 2], [0, 1]]
+
+
+@settings(deadline=None)
+@given(LABELINGS)
+def test_matched_images_are_those_that_accuracy_counts_one_class_a_cluster(labelings):
+    targets, clusters = np.array(labelings[0]), np.array(labelings[1])
+    right = matched(targets, clusters)
+    assert right.mean() == pytest.approx(accuracy_oracle(*labelings))
+    pairs = {(cluster, target) for cluster, target in zip(clusters[right], targets[right], strict=True)}
+    assert len({cluster for cluster, _ in pairs}) == len({target for _, target in pairs}) == len(pairs)
+    for cluster, target in pairs:  # a cluster's class is right wherever it stands
+        assert right[(clusters == cluster) & (targets == target)].all()
+
+
+# Calibration
+
+
+def calibration_oracle(confidence: list[float], right: list[bool], bins: int) -> float:
+    """Bin by bin: the share of images in it, times how far their mean confidence is from the share of right ones."""
+    total = 0.0
+    for number in range(bins):
+        last = number == bins - 1  # which holds 1 itself
+        inside = [i for i, c in enumerate(confidence) if number <= c * bins and (last or c * bins < number + 1)]
+        if inside:
+            mean, share = (sum(values[i] for i in inside) / len(inside) for values in (confidence, right))
+            total += len(inside) / len(confidence) * abs(mean - share)
+    return total
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_calibration_error_is_a_loop_over_bins(bins):
+    numbers = np.random.default_rng(0)
+    confidence = np.concatenate([numbers.random(300), [0.0, 1.0, 1.0, 0.25, 0.5]]).astype(np.float32)
+    right = numbers.random(305) < confidence**2
+    expected = calibration_oracle(confidence.tolist(), right.tolist(), bins)
+    assert calibration_error(confidence, right, bins) == pytest.approx(expected, abs=1e-6)
+    assert expected > 0.1
+
+
+def test_calibration_error_is_nothing_for_a_model_that_is_right_as_often_as_it_is_sure():
+    confidence = np.repeat(np.array([0.25, 0.5, 0.75, 1.0], np.float32), 40)
+    right = np.concatenate([np.arange(40) < 40 * share for share in (0.25, 0.5, 0.75, 1.0)])
+    assert calibration_error(confidence, right) == 0
+    assert calibration_error(confidence, ~right) == pytest.approx((0.5 + 0 + 0.5 + 1) / 4)
+    assert calibration_error(np.ones(8, np.float32), np.arange(8) < 6) == pytest.approx(0.25)
+
+
+def test_errors_of_opposite_bins_do_not_cancel_and_those_within_a_bin_do():
+    right = np.array([True, False])
+    assert calibration_error(np.array([0.4, 0.6], np.float32), right) == pytest.approx(0.6)
+    assert calibration_error(np.array([0.51, 0.52], np.float32), right) == pytest.approx(0.015, abs=1e-6)

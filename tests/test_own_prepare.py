@@ -157,7 +157,7 @@ def test_bad_images_leave_every_list(tmp_path, cache, decodes):
         assert images.ids == tuple(f"{'a' if i < 30 else 'b'}/{i}.png" for i in good)
         assert images.targets.tolist() == [int(i >= 30) for i in good]
         assert images.columns == {"number": good}
-        assert images.rows.tolist() == good
+        assert images.paths == tuple(str(folder / name) for name in images.ids)
         assert [name for name, _ in images.skipped] == ["a/0.png", "a/7.png", "b/59.png"]
         assert {reason.split()[0] for _, reason in images.skipped} == {"not"}
     assert len(decodes) == 60

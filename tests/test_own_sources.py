@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -363,13 +364,13 @@ def test_arrays_of_every_shape(tmp_path, shape, kind):
 @pytest.mark.parametrize(
     ("array", "wanted", "note"),
     [
-        (np.array([0, 1, 0.5, 0.25], np.float32), [0, 255, 128, 64], "0 to 1"),
-        (np.array([0, 255, 0.6, 17.2], np.float64), [0, 255, 1, 17], "0 to 255"),
-        (np.array([0, 1.00001, -0.00001, 1], np.float32), [0, 255, 0, 255], "0 to 1"),
-        (np.array([0, 1, 0.5, 0], np.float16), [0, 255, 128, 0], "0 to 1"),
-        (np.array([0, 255, 3, 4], np.int64), [0, 255, 3, 4], "0 to 255"),
-        (np.array([0, 65535, 256, 511], np.uint16), [0, 255, 1, 1], "16-bit"),
-        (np.array([0, 65535, 256, 511], ">u2"), [0, 255, 1, 1], "16-bit"),
+        (np.array([0, 1, 0.5, 0.25], np.float32), [0, 255, 128, 64], "float 0..1"),
+        (np.array([0, 255, 0.6, 17.2], np.float64), [0, 255, 1, 17], "float 0..255"),
+        (np.array([0, 1.00001, -0.00001, 1], np.float32), [0, 255, 0, 255], "float 0..1"),
+        (np.array([0, 1, 0.5, 0], np.float16), [0, 255, 128, 0], "float 0..1"),
+        (np.array([0, 255, 3, 4], np.int64), [0, 255, 3, 4], "int 0..255"),
+        (np.array([0, 65535, 256, 511], np.uint16), [0, 255, 1, 1], "int 0..65535"),
+        (np.array([0, 65535, 256, 511], ">u2"), [0, 255, 1, 1], "int 0..65535"),
         (np.array([True, False, True, True]), [255, 0, 255, 255], "true and false"),
         (np.array([1, 2, 3, 4], np.uint8), [1, 2, 3, 4], ""),
     ],
@@ -379,6 +380,61 @@ def test_values_go_by_the_range_of_the_whole_array(tmp_path, array, wanted, note
     source = open_source(tmp_path / "a.npy")
     assert source.decode(0, 2, 1).ravel().tolist() == wanted
     assert note in source.note
+    assert source.values == (note if ".." in note else "")
+
+
+@pytest.mark.parametrize(
+    ("array", "values", "wanted"),
+    [
+        (np.array([0, 200, 100], np.uint16), "int 0..65535", [0, 0, 0]),
+        (np.array([0, 700, 100], np.uint16), "int 0..65535", [0, 2, 0]),
+        (np.array([0.0, 0.0, 0.0]), "float 0..255", [0, 0, 0]),
+        (np.array([0.0, 1.0, 0.2]), "float 0..1", [0, 255, 51]),
+        (np.array([0, 200, 100], np.uint8), "float 0..1", [0, 200, 100]),
+        (np.array([0.0, 1.0, 0.2]), "int 0..255", [0, 255, 51]),
+        (np.array([0.0, 1.0, 0.2]), None, [0, 255, 51]),
+    ],
+)
+def test_new_values_are_read_as_a_run_has_read_its_own(array, values, wanted):
+    source = ArraySource("new", array.reshape(1, 1, 3, 1))
+    source.read_as(values)
+    assert source.read(0).ravel().tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("array", "values", "found"),
+    [
+        (np.array([0, 200.0]), "float 0..1", "0 to 200, which are taken as float 0..255"),
+        (np.array([0, 0.5]), "float 0..255", "0 to 0.5, which are taken as float 0..1"),
+        (np.array([0, 300]), "int 0..255", "0 to 300, which are taken as int 0..65535"),
+    ],
+)
+def test_new_values_on_another_scale_are_refused(array, values, found):
+    source = ArraySource("new", array.reshape(1, 2, 1))
+    with pytest.raises(UserError, match=f"new holds values from {found}; the run was trained on {values}: scale"):
+        source.read_as(values)
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive", "table"])
+def test_some_images_of_a_source_are_taken(tmp_path, kind):
+    put(tmp_path / "p", "a.png", "b.png", "c.png")
+    if kind == "archive":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for path in sorted((tmp_path / "p").iterdir()):
+                archive.write(path, path.name)
+    if kind == "table":
+        write_csv(tmp_path / "p" / "t.csv", [["path", "n"], *([f"{name}.png", name] for name in "abc")])
+    source = open_source(tmp_path / {"folder": "p", "archive": "a.zip", "table": "p/t.csv"}[kind])
+    source.take([2, 0])
+    assert source.ids == ["c.png", "a.png"]
+    assert source.columns == ({"n": ["c", "a"]} if kind == "table" else {})
+    assert [source.decode(i, 4, 3).shape for i in source.order] == [(3, 4, 4)] * 2
+
+
+def test_an_array_that_grew_is_taken_from_its_beginning():
+    source = ArraySource("x", np.arange(12, dtype=np.uint8).reshape(3, 2, 2))
+    source.take([0, 1])
+    assert (source.ids, source.array.tolist()) == (["0", "1"], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,14 @@ def predicted(run, source, path, **more):
     """Return the rows for a source, as text, and how many images were left out."""
     opened = source if hasattr(source, "decode") else open_source(str(source))
     skipped = predict_source(run, opened, str(path), "cpu", **more)
-    return rows_of(path), skipped
+    return rows_of(path), len(skipped)
 
 
 # The same answers
 
 
 def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path):
-    assert predict_source(run, open_source(pictures), str(tmp_path / "p.csv"), "cpu") == 0
+    assert predict_source(run, open_source(pictures), str(tmp_path / "p.csv"), "cpu") == []
     assert (tmp_path / "p.csv").read_bytes() == (run.path / "assignments.csv").read_bytes()
 
 
@@ -118,6 +118,34 @@ def test_twins_of_the_images_of_training_are_no_outliers(tmp_path, monkeypatch):
         found, _ = predicted(twins, tmp_path / "twins.npy", tmp_path / "p.csv")
         assert {row["outlier"] for row in found} == {"False"}
         assert all(float(row["cosine"]) - limits[int(row["cluster"])] > 5e-5 for row in found)
+
+
+# The scale of arrays
+
+
+def test_new_arrays_are_on_the_scale_of_the_run(tmp_path):
+    """Dark images alone look like another scale: they must not be brightened."""
+    deep = digits(40)[0].astype(np.uint16) * 256
+    deep[:5] //= 300
+    np.save(tmp_path / "deep.npy", deep)
+    run = fitted(tmp_path, tmp_path / "deep.npy")
+    np.save(tmp_path / "dark.npy", deep[:5])
+    found, _ = predicted(run, tmp_path / "dark.npy", tmp_path / "p.csv")
+    for ours, theirs in zip(found, rows_of(run.path / "assignments.csv"), strict=False):
+        assert float(ours["cosine"]) == pytest.approx(float(theirs["cosine"]), abs=3e-6)
+
+
+def test_new_arrays_on_another_scale_are_refused(tmp_path):
+    np.save(tmp_path / "unit.npy", digits(40)[0] / 255)
+    run = fitted(tmp_path, tmp_path / "unit.npy")
+    np.save(tmp_path / "new.npy", digits(40)[0].astype(np.float32))
+    message = r"new.npy holds values from 0 to \d+, which are taken as float 0..255; the run was trained on float 0..1"
+    with pytest.raises(UserError, match=message):
+        predicted(run, tmp_path / "new.npy", tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+    np.save(tmp_path / "bytes.npy", digits(40)[0])
+    found, _ = predicted(run, tmp_path / "bytes.npy", tmp_path / "p.csv")
+    assert [row["cluster"] for row in found] == [row["cluster"] for row in rows_of(run.path / "assignments.csv")]
 
 
 # Formats

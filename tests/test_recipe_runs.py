@@ -76,7 +76,7 @@ def test_seeds_side_by_side_give_what_each_gives_alone_and_go_on_after_an_interr
 def test_runs_that_cannot_go_side_by_side_are_refused_and_leave_nothing(tmp_path):
     long = load_config("digits", [*TINY, "optim.epochs=3"])
     wanted = [(load_config("digits", TINY), tmp_path / "a", Listener()), (long, tmp_path / "b", Listener())]
-    with pytest.raises(UserError, match="same batch size, number of epochs"):
+    with pytest.raises(UserError, match="same batch size and number of epochs"):
         run_side_by_side(wanted, device="cpu")
     assert not any(tmp_path.iterdir())
     with pytest.raises(UserError, match="together: 0 must be at least 1"):

@@ -214,8 +214,9 @@ def test_curves_have_a_list_a_quantity_and_gaps_where_an_epoch_has_none(data):
 
 def test_many_clusters_show_fewer_pictures_each():
     assert build.pictures_a_card(10) == (12, 6, 6)
-    for clusters in (10, 100, 1000):
-        assert sum(build.pictures_a_card(clusters)) * clusters <= 9000
+    for clusters in (10, 100, 1000, 1001, 4000, 9000):
+        assert 0 < sum(build.pictures_a_card(clusters)) * clusters <= 9000
+    assert build.pictures_a_card(20_000) == (1, 0, 0)
 
 
 def test_the_fingerprint_depends_on_names_and_clusters_alone(data):
@@ -334,6 +335,23 @@ def test_ten_thousand_images_stay_under_ten_megabytes(tmp_path, clusters, side):
     data = make_data(10_000, clusters, side=1, dim=16, ids=ids, labels=False, images=Noise(10_000, side))
     write_report(tmp_path / "report.html", data)
     assert 1_000_000 < (tmp_path / "report.html").stat().st_size <= 10_000_000
+
+
+@pytest.mark.parametrize(("count", "length", "held"), [(60_000, 12, True), (60_000, 80, False), (1_000_000, 12, False)])
+def test_the_file_does_not_grow_with_the_number_of_images(tmp_path, count, length, held):
+    ids = [f"{i:0{length}d}" for i in range(count)]
+    data = make_data(count, 10, side=1, dim=6, ids=ids, labels=False, images=Noise(count, 32))
+    write_report(tmp_path / "report.html", data)
+    assert 1_000_000 < (tmp_path / "report.html").stat().st_size <= 10_000_000
+    content = content_of((tmp_path / "report.html").read_text())
+    assert (content["ids"] == ids) is held
+    assert (content["cluster"] is not None) is held
+    assert content["images"] == count
+    assert sum(card["size"] for card in content["clusters"]) == count
+    pictures = content["pictures"]
+    assert len(pictures["index"]) <= 2000 + 240
+    assert pictures["name"] == [ids[i] for i in pictures["index"]]
+    assert pictures["cluster"] == data.cluster[pictures["index"]].tolist()
 
 
 def test_no_picture_is_stored_twice(data):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from secu.report import page as report_page
 from secu.report import write_report
 from test_report import HOSTILE, hostile_ids, make_data
 
@@ -136,7 +137,8 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
-    plain, hostile, many, mixed = (folder / f"{name}.html" for name in ("plain", "hostile", "many", "mixed"))
+    names = ("plain", "hostile", "many", "mixed", "large")
+    plain, hostile, many, mixed, large = (folder / f"{name}.html" for name in names)
     write_report(plain, make_data(240, 5))
     nasty = make_data(60, 4, ids=hostile_ids(60), title=HOSTILE[0], class_names=HOSTILE[:4], warnings=HOSTILE[:2])
     write_report(hostile, nasty)
@@ -144,7 +146,14 @@ def reports(tmp_path_factory):
     place, targets = torch.arange(800) % 40, torch.arange(800) // 40  # the share of cluster 0 rises from label to label
     shares = {"targets": targets, "class_names": (), "cluster": (place < 2 * targets + 1).long()}
     write_report(mixed, make_data(800, 2, **shares))
-    return {"plain": plain, "hostile": hostile, "many": many, "mixed": mixed}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_page, "NAMES", 1000)
+        write_report(large, make_large())
+    return {"plain": plain, "hostile": hostile, "many": many, "mixed": mixed, "large": large}
+
+
+def make_large():
+    return make_data(2100, 5, ids=[f'a "b",\\n/{i}.png' for i in range(2100)])
 
 
 @pytest.fixture
@@ -265,6 +274,59 @@ def test_the_download_has_every_picture_and_every_edit(page):
             "merged_cluster": str(merged),
             "marked_wrong": "yes" if index == wrong else "no",
         }
+
+
+@pytest.fixture
+def large(page, reports, tmp_path):
+    """A report of more pictures than it holds names of, and the table beside it."""
+    data = make_large()
+    with (tmp_path / "assignments.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "cluster", "confidence"])
+        writer.writerows(zip(data.ids, data.cluster.tolist(), data.confidence.tolist(), strict=True))
+    page.open(reports["large"])
+    assert page.content()["ids"] is None
+    return page, data, tmp_path
+
+
+def test_the_download_of_very_many_pictures_takes_the_table_and_gives_it_back_with_the_edits(large):
+    page, data, folder = large
+    page.name(4, "four")
+    page.merge(2, 4)
+    page.find("#card-0 .pic").send_keys("w")
+    wrong = page.content()["clusters"][0]["typical"][0]
+    (page.downloads / "clusters.csv").unlink(missing_ok=True)
+    page.click("#download")
+    assert page.find("#bring").is_displayed()
+    page.find("#table").send_keys(str(folder / "assignments.csv"))
+    page.wait((page.downloads / "clusters.csv").exists)
+    assert not page.find("#bring").is_displayed()
+    with (page.downloads / "clusters.csv").open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["id"] for row in rows] == list(data.ids)
+    for index, row in enumerate(rows):
+        cluster = int(data.cluster[index])
+        merged = 4 if cluster == 2 else cluster
+        edits = {"name": "four" if merged == 4 else "", "merged_cluster": str(merged)}
+        assert row == {"id": data.ids[index], "cluster": str(cluster)} | edits | {
+            "marked_wrong": "yes" if index == wrong else "no"
+        }
+    assert "A sample of 2,000 of 2,100 pictures" in page.find("#map-count").text
+
+
+@pytest.mark.parametrize("table", ["", "id,cluster\n", "path;cluster\n1;2\n", "other", "far"])
+def test_another_table_is_refused(large, table):
+    page, data, folder = large
+    if table in ("other", "far"):
+        clusters = ((data.cluster + 1) % 5 if table == "other" else data.cluster + 5).tolist()
+        pairs = zip(data.ids, clusters, strict=True)
+        table = "id,cluster\n" + "".join(f'"{name.replace(chr(34), chr(34) * 2)}",{c}\n' for name, c in pairs)
+    (folder / "assignments.csv").write_text(table)
+    page.click("#download")
+    page.find("#table").send_keys(str(folder / "assignments.csv"))
+    page.wait(lambda: page.find("#table-note").is_displayed())
+    page.click("#close-bring")
+    assert not page.find("#bring").is_displayed()
 
 
 def test_hovering_on_the_map_shows_picture_and_name_and_a_click_opens_it(page):

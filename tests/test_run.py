@@ -44,7 +44,7 @@ def test_an_empty_folder_may_become_a_run(tmp_path):
 def test_an_existing_run_is_left_alone(tmp_path):
     Run.create(tmp_path, CONFIG)
     other = load_config("digits", ["heads=[4]"])
-    with pytest.raises(UserError, match=r"exists; choose another folder, or pass --resume or --force"):
+    with pytest.raises(UserError, match=r"exists; choose another folder, or pass resume or force"):
         Run.create(tmp_path, other)
     assert Run.open(tmp_path).config() == CONFIG
 
@@ -66,7 +66,7 @@ def test_force_refuses_a_folder_that_is_not_a_run(tmp_path, files):
     """config.yaml is a common name: somebody else's must not be deleted either."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=r"is not a run folder .*--force leaves it alone"):
+    with pytest.raises(UserError, match=r"is not a run folder .*force leaves it alone"):
         Run.create(tmp_path, CONFIG, force=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 

@@ -203,6 +203,24 @@ def test_an_original_that_vanished_is_named_and_nothing_is_left(pictures, tmp_pa
     assert not (tmp_path / "sorted").exists()
 
 
+def test_images_of_another_day_are_not_sorted(pictures, tmp_path):
+    """New ones are passed over, and those that are gone or changed are told."""
+    shutil.copytree(pictures, tmp_path / "p")
+    run = fitted(tmp_path, tmp_path / "p")
+    Image.new("RGB", (9, 9), "red").save(tmp_path / "p" / "0" / "00.png")
+    names = sorted((tmp_path / "p" / "1").iterdir())
+    names[0].unlink()
+    Image.new("L", (8, 8), 9).save(names[1])
+    told = []
+    assert sort_run(run, tmp_path / "sorted", copy=True, tell=told.append) == 58
+    (line,) = told
+    assert line.startswith("2 of 60 images of the run are left out: 1 gone (first 1/")
+    cluster = {os.path.basename(row["id"]): row["cluster"] for row in rows_of(run.path / "assignments.csv")}
+    files = list((tmp_path / "sorted").rglob("*.png"))
+    assert {path.name[7:] for path in files} == cluster.keys() - {names[0].name, names[1].name}
+    assert all(path.parent.name == f"cluster-{cluster[path.name[7:]]}" for path in files)
+
+
 def test_others_may_look_into_the_folder(run, tmp_path):
     sort_run(run, tmp_path / "sorted", copy=False)
     assert (tmp_path / "sorted").stat().st_mode & 0o777 == 0o755

@@ -316,6 +316,30 @@ def test_no_epoch_is_begun_that_would_end_after_the_time_limit(tmp_path, digits,
     assert model.seconds == epochs * 10
 
 
+@pytest.mark.parametrize(("limit", "epochs"), [(19, 1), (42, 1), (44, 2), (53, 2), (65, 2), (66, 3), (1000, 4)])
+def test_scores_and_checkpoints_take_their_share_of_the_time_limit(tmp_path, digits, monkeypatch, limit, epochs):
+    """An epoch takes 10 seconds of this clock, its scores 7 and a checkpoint 5; one comes after each epoch."""
+    clock = Clock()
+
+    def taking(seconds, real):
+        def slow(*arguments):
+            clock.seconds += seconds
+            return real(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(secu.train, "time", clock)
+    monkeypatch.setattr(secu.train, "CHECKPOINT_SECONDS", -1)
+    monkeypatch.setattr(secu.train, "scores_on", taking(7, secu.train.scores_on))
+    monkeypatch.setattr(secu.train, "save", taking(5, secu.train.save))
+    config = config_of("evaluate_every=1")
+    run = new_run(tmp_path / "run", config)
+    options = {"test": digits, "device": "cpu", "time_limit": limit, "listener": clock.listener()}
+    assert train(config, digits, run, **options).epochs_done == epochs
+    assert clock.seconds == 22 * epochs
+    assert epochs == 1 or clock.seconds <= limit
+
+
 def test_a_checkpoint_comes_every_minute(tmp_path, digits, monkeypatch):
     clock, saved = Clock(), []
     monkeypatch.setattr(secu.train, "time", clock)

@@ -12,6 +12,8 @@ from secu.engine import Step
 from secu.errors import UserError
 from secu.model import Encoder
 from secu.run import Run
+from secu.strong import StrongAugmentation
+from secu.teaching import Teaching
 
 
 @dataclass
@@ -36,11 +38,13 @@ def build(config: Config, images: int, shape: tuple[int, int, int], device: torc
     channels, height, width = shape
     if images < max(config.heads[0], 2):
         raise UserError(f"heads: {config.heads[0]} clusters need at least {config.heads[0]} images, got {images}")
-    augmentation = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
+    look = (config.data.mean, config.data.std, channels, (height, width))
+    second = config.selflabel
+    augmentation = StrongAugmentation(config.augment, second, *look) if second else Augmentation(config.augment, *look)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = Encoder(config.encoder, channels)
-        clustering = Clustering(config, images, encoder.dim)
+        clustering = (Teaching if second else Clustering)(config, images, encoder.dim)
     if device.type == "cuda":
         encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder.to(device)
@@ -79,11 +83,17 @@ def start_from(run: Run, model: Trained) -> None:
 
 def load_trained(run: Run, shape: tuple[int, int, int], device: torch.device) -> Trained:
     """Return the trained model of a run, ready to embed images of the given shape."""
-    config, tensors = run.config(), run.load_model()
+    config = run.config()
     model = build(config, config.heads[0], shape, device)
+    load_weights(run, "model.safetensors", model)
+    return model
+
+
+def load_weights(run: Run, name: str, model: Trained) -> None:
+    """Put the encoder and the centers of a model file into a model."""
+    tensors = run.load_model(name)
     _load(model.encoder, _part(tensors, "encoder"), run)
     model.clustering.centers.weight.data.copy_(tensors["clustering.centers.weight"])
-    return model
 
 
 def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:

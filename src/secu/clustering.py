@@ -83,6 +83,10 @@ class Clustering(nn.Module):
         """
         return self.constraint.assign(cosines_BHK * self.score_scale + self.mask, previous_BH)
 
+    def record(self) -> dict[str, float]:
+        """Return what this kind of training adds to an epoch's record."""
+        return {}
+
     def head(self, number: int = 0) -> Tensor:
         """Return a head's centers on the sphere (its K, D)."""
         clusters = int(self.constraint.clusters[number])

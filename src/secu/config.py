@@ -32,6 +32,8 @@ class DataConfig(Model):
     train: str = "train"
     test: str = "test"
     image_size: int | None = Field(None, ge=1)  # decode to this square; None: as stored
+    channels: Literal[1, 3] | None = None  # decode to grey or to colour; None: as stored
+    values: Literal["float 0..1", "float 0..255", "int 0..255", "int 0..65535"] | None = None  # what an array holds
     mean: Channels = (0.5,)
     std: Channels = (0.25,)
 
@@ -40,6 +42,12 @@ class DataConfig(Model):
         if min(self.std, default=0) <= 0:
             raise ValueError(f"data.std: {list(self.std)} must be one or three numbers over 0")
         return self
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width that images are decoded to; None where the data set decides."""
+        # Runs of before data.channels had three numbers for colour and one for grey.
+        return None if self.image_size is None else (self.channels or len(self.mean), self.image_size, self.image_size)
 
 
 class AffineConfig(Model):
@@ -105,7 +113,13 @@ class LossConfig(Model):
     name: Literal["secu", "ce"] = "secu"  # for the centers; the encoder's is the same for both
     temperature: float = Field(0.05, ge=1e-3)  # [λ_x] representation
     center_temperature: float = Field(0.05, ge=1e-3)  # [λ_w] centers
+    confidence_temperature: float | None = Field(None, ge=1e-3)  # of predictions; None: λ_x
     hard_label_weight: float = Field(0.2, ge=0, le=1)  # [τ] last epoch's label against the other view
+
+    @property
+    def prediction_temperature(self) -> float:
+        """What turns cosines into confidence."""
+        return self.confidence_temperature or self.temperature
 
 
 class ConstraintConfig(Model):
@@ -135,7 +149,7 @@ class CentersConfig(Model):
     """How centers move: see centers.py."""
 
     kind: Literal["sgd", "closed_form", "kmeans"] = "sgd"
-    lr: float = Field(1.2, gt=0)
+    lr: float = Field(1.2, ge=0)
     schedule: Literal["constant", "rising"] = "constant"
 
 
@@ -156,6 +170,19 @@ class OptimConfig(Model):
     def total_epochs(self) -> int:
         """All epochs of a run, the initial ones counted in."""
         return self.initial_epochs + self.epochs
+
+
+class SelfLabelConfig(Model):
+    """Self-labeling, the second stage: confident weak views teach strong views; see teaching.py and strong.py."""
+
+    warmup_epochs: int = Field(10, ge=0)  # all images learn the label that the run before gave them
+    confidence: float = Field(0.9, gt=0, lt=1)  # over which an image's own label is taught
+    smallest: float = Field(0.5, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
+    dual_lr: float = Field(0.1, gt=0)  # how fast it is held up
+    keep_best: bool = False  # end with the epoch of the best label-free score instead of the last
+    crop_padding: float = Field(0.125, ge=0, le=0.5)  # of the side: how far a strong view is shifted
+    operations: int = Field(4, ge=0)  # of strong_pixels.py, in each strong view
+    cutout: float = Field(0.5, ge=0, le=1)  # of the side: the largest square that is cut out of a strong view
 
 
 class PaperConfig(Model):
@@ -181,6 +208,7 @@ class Config(Model):
     constraint: ConstraintConfig = ConstraintConfig()
     centers: CentersConfig = CentersConfig()
     optim: OptimConfig = OptimConfig()
+    selflabel: SelfLabelConfig | None = None  # None: SeCu itself
     evaluate_every: int = Field(20, ge=0)  # epochs between scores on the test split; 0: only at the end
     engine: Literal["auto", "eager", "compiled", "graph"] = "auto"
 
@@ -194,6 +222,8 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if self.selflabel and (len(self.heads) > 1 or self.centers.kind != "sgd"):
+            raise ValueError("selflabel: needs a single head and centers.kind=sgd; use the command secu selflabel")
         if not self.optim.total_epochs:
             raise ValueError("optim.epochs: 0 needs optim.initial_epochs of at least 1, got 0")
         return self

@@ -28,6 +28,10 @@ class Shown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take away the bar and what stands in its place."""
         self.bar.stop()
         if self.status is not None:
             self.status.stop()
@@ -77,6 +81,10 @@ class ProgressListener(Shown, Listener):
         self.status = self.status or self.console.status(what)
         self.status.update(what)
         self.status.start()
+
+    def ended(self) -> None:
+        """Make room for the next run."""
+        self.close()
 
 
 class DecodeProgress(Shown):

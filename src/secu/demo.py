@@ -44,7 +44,7 @@ def run_demo(out: Path, *, seed: int, overrides: tuple[str, ...], listener: List
     kmeans_seconds = time.monotonic() - began
     run = Run.create(out, config)
     model = train(config, images, run, test=images, device=device, listener=listener)
-    scores = write_results(run, model, images).scores
+    scores = write_results(run, model, images, tell=listener.busy).scores
     assert scores is not None
     summary = {**scores._asdict(), "kmeans_acc": kmeans.acc, "seconds": round(model.seconds, 1)}
     write_json(run.path / "summary.json", summary)

@@ -27,13 +27,15 @@ from secu.checkpoint import Trained, load_trained
 from secu.config import Config, merge
 from secu.console import DecodeProgress, ProgressListener
 from secu.data.own import ArraySource, Source
+from secu.data.own.memory import open_images
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, predict
-from secu.fit import Request, decode_all, nested, open_images
+from secu.fit import Request, decode_all, nested
 from secu.fit import fit as run_fit
 from secu.health import warnings_of
 from secu.metrics import accuracy
 from secu.run import Run, flatten, write_json
+from secu.selflabel import self_label as teach_itself
 from secu.tables import OURS
 from secu.train import choose_device
 
@@ -54,9 +56,11 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         balance: How equal the groups should be, from 0 (any size) to 1 (equally large).
         random_state: Seed of all random numbers; None: another one each time.
         epochs: How often training sees every image; None: by rule.
+        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does: a second, shorter training.
         device: auto, cuda, mps or cpu.
         settings: Any other setting, such as ``{"optim.lr": 0.1}``.
         out: A new folder for the whole run: checkpoints while it trains, a report at the end; None: nothing is left.
+            With ``self_label`` the run before lies beside it, its name followed by -first.
         allow_bad: Go on when more than 5% of a folder's images cannot be read.
         callback: Called after each epoch with its record: epoch, loss, largest, smallest, changed, seconds, and so on.
         verbose: 0 is silent; 1 shows bars and warnings on stderr.
@@ -78,6 +82,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         balance: float = 0.9,
         random_state: int | np.random.RandomState | None = 0,
         epochs: int | None = None,
+        self_label: bool = False,
         device: str = "auto",
         settings: Mapping[str, Any] | None = None,
         out: PathLike | None = None,
@@ -86,7 +91,13 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         verbose: int = 0,
     ) -> None:
         self.n_clusters, self.balance, self.random_state, self.epochs = n_clusters, balance, random_state, epochs
-        self.device, self.settings, self.out, self.allow_bad = device, settings, out, allow_bad
+        self.self_label, self.device, self.settings, self.out, self.allow_bad = (
+            self_label,
+            device,
+            settings,
+            out,
+            allow_bad,
+        )
         self.callback, self.verbose = callback, verbose
 
     def fit(self, X: Any, y: object = None) -> Self:
@@ -96,9 +107,18 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         # A console that nobody reads, not a quiet one: that would swallow what the user's callback prints.
         console = Console(stderr=True) if self.verbose else Console(file=io.StringIO(), force_terminal=False)
         with TemporaryDirectory(prefix="secu-") as folder, DecodeProgress(console) as decoding:
+            last = Path(self.out or Path(folder) / "run")
+            first = last.with_name(f"{last.name}-first") if self.self_label else last
+            if self.self_label:
+                Run.check_free(last)
             with Told(console) as told:
                 told.callback = self.callback
-                run, _, _ = run_fit(request, Path(self.out or folder), listener=told, progress=decoding, report=report)
+                run, _, results = run_fit(request, first, listener=told, progress=decoding, report=report)
+            if self.self_label and results is not None:
+                with Told(console) as told:
+                    told.callback = self.callback
+                    options: dict[str, Any] = {"device": self.device, "listener": told, "report": report}
+                    run, _, _ = teach_itself(run, last, images=results.images, **options)
             self._annotate(run, source)
             self._take(run)
         for warning in self.warnings_:
@@ -108,12 +128,12 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def predict(self, X: Any) -> NDArray[np.int64]:
         """Return the cluster of each image (N,); one that cannot be read is an error."""
         embeddings_ND, centers_KD = self._embed(X)
-        return predict(embeddings_ND, centers_KD, self.config_.loss.temperature).cluster.numpy()
+        return predict(embeddings_ND, centers_KD, self.config_.loss.prediction_temperature).cluster.numpy()
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return how likely each image is in each cluster (N, n_clusters)."""
         embeddings_ND, centers_KD = self._embed(X)
-        return torch.softmax(embeddings_ND @ centers_KD.T / self.config_.loss.temperature, -1).numpy()
+        return torch.softmax(embeddings_ND @ centers_KD.T / self.config_.loss.prediction_temperature, -1).numpy()
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Return the embedding of each image, of length 1 (N, dim)."""
@@ -139,7 +159,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         estimator = cls(device=device)
         estimator._take(Run.open(Path(path)))
         config, note = estimator.config_, estimator._note
-        asked = {"epochs": note.get("epochs"), "settings": note.get("settings"), "balance": config.constraint.lower}
+        asked = {name: note.get(name) for name in ("epochs", "settings")}
+        asked |= {"balance": note.get("balance", config.constraint.lower), "self_label": note.get("self_label", False)}
         estimator.set_params(n_clusters=config.heads[0], random_state=config.seed, **asked)
         return estimator
 
@@ -171,9 +192,9 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         """Add to run.json what only the estimator knows."""
         settings = flatten(nested(self.settings or {})) or None
         note: dict[str, Any] = {"epochs": self.epochs and int(self.epochs), "settings": settings}
+        note |= {"balance": float(self.balance), "self_label": bool(self.self_label)}
         if isinstance(source, ArraySource):
-            array, factor = source.array, source.factor
-            note |= {"n_features_in": math.prod(array.shape[1:]), "kind": array.dtype.kind, "factor": factor}
+            note["n_features_in"] = math.prod(source.array.shape[1:])
         path = run.path / "run.json"
         write_json(path, json.loads(path.read_bytes()) | {"estimator": note})
 
@@ -182,7 +203,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         config, device = run.config(), choose_device(self.device)
         model = load_trained(run, _shape(config), device)
         try:
-            files = {name: (run.path / name).read_bytes() for name in FILES}
+            noted = [name for name in ("images.json", "selflabel.json") if (run.path / name).is_file()]
+            files = {name: (run.path / name).read_bytes() for name in (*FILES, *noted)}
             note = dict(json.loads(files["run.json"]).get("estimator", {}))
             rows = list(csv.DictReader(io.StringIO(files["assignments.csv"].decode(), newline="")))
             columns = [[kind(row[name]) for row in rows] for name, kind in OURS.items() if kind in (int, float)]
@@ -195,7 +217,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         self.cluster_centers_ = model.clustering.head().cpu().numpy()
         self.n_features_in_ = note.get("n_features_in", math.prod(_shape(config)))
         self.config_, self.history_ = config, run.metrics()
-        self.warnings_ = warnings_of(self.history_, found, config.heads[0])
+        self.warnings_ = run.warnings() + warnings_of(self.history_, found, config)
         self._note, self._files, self._models = note, files, {device: model}
 
     def _model(self) -> Trained:
@@ -216,8 +238,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             given, wanted = math.prod(source.array.shape[1:]), self.n_features_in_
             if not source.place and np.ndim(X) == 2 and given != wanted:
                 raise UserError(f"X has {given} features, but SeCu is expecting {wanted} features as input")
-            if self._note.get("kind") == source.array.dtype.kind:
-                source.factor = min(source.factor, self._note["factor"])  # a few dark images are on no other scale
+        source.read_as(self.config_.data.values)
         model, (channels, size, _) = self._model(), _shape(self.config_)
         embeddings_ND = embed(model.encoder, model.augmentation, decode_all(source, size, channels))
         return embeddings_ND.cpu(), model.clustering.head().cpu()
@@ -243,7 +264,7 @@ def _number(name: str, value: Any, kind: Callable[[Any], Any]) -> Any:
 
 
 def _shape(config: Config) -> tuple[int, int, int]:
-    size = config.data.image_size
-    if size is None:
+    shape = config.data.shape
+    if shape is None:
         raise UserError(f"run: it was trained on {config.data.name}; only runs of SeCu.fit and secu fit can be loaded")
-    return len(config.data.mean), size, size
+    return shape

@@ -3,9 +3,11 @@
 True labels (``targets``) are read here and nowhere else.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,56 @@ def choose(cosines_NK: Tensor, temperature: float) -> Predictions:
     chances_N2 = torch.softmax(cosines_NK / temperature, -1).gather(-1, clusters_N2)
     columns = (clusters_N2[:, 0], chances_N2[:, 0], clusters_N2[:, 1], chances_N2[:, 1], best_N2[:, 0])
     return Predictions(*(column.cpu() for column in columns))
+
+
+class Consistency(NamedTuple):
+    """How well a model's labels stand up to random changes of the images; no true label is needed to know."""
+
+    agreement: float  # share of random views with the label of their image
+    information: float  # what a view's label tells of the image's, 0 to 1: falls, too, as clusters vanish
+
+
+def consistency(
+    encoder: Encoder, augmentation: Augmentation, centers_KD: Tensor, source: ImageSource, index_N: Tensor
+) -> Consistency:
+    """Compare the labels of images with those of two random views of each; the views are the same every time."""
+    device, clusters = centers_KD.device, len(centers_KD)
+    generator = torch.Generator(device).manual_seed(0)
+    counts = torch.zeros(clusters**2, dtype=torch.int64)
+    with torch.inference_mode(), evaluation_mode(encoder):
+        for index_B in index_N.split(BATCH):
+            pixels = source.fetch(index_B).to(device)
+            views = augmentation.apply(pixels, augmentation.draw(len(index_B), generator))
+            both = torch.cat([augmentation.normalize(pixels), *views])
+            plain_B, *view_labels = (encoder.embed(both) @ centers_KD.T).argmax(-1).chunk(3)
+            for label_B in view_labels:
+                counts += torch.bincount(plain_B * clusters + label_B, minlength=clusters**2).cpu()
+    table_KK = counts.view(clusters, clusters)
+    return Consistency(float(table_KK.trace() / counts.sum()), mutual_information(table_KK))
+
+
+def mutual_information(table_KK: Tensor) -> float:
+    """Return the mutual information of two labels from their counts, as a share of log K."""
+    joint = table_KK.double() / table_KK.sum().clamp(min=1)
+
+    def entropy(chances: Tensor) -> Tensor:
+        return -torch.xlogy(chances, chances).sum()
+
+    information = entropy(joint.sum(0)) + entropy(joint.sum(1)) - entropy(joint)
+    return float(information) / math.log(len(table_KK))
+
+
+def find_temperature(cosines_NK: Tensor, wanted: float, measure: Callable[[Tensor], Tensor] = torch.mean) -> float:
+    """Return the temperature, from 0.003 to 1, at which a measure of all confidences, such as their mean, is as wanted.
+
+    The measure must fall as the temperature rises; it is found by halving.
+    """
+    low, high = math.log(0.003), 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        confidence_N = torch.softmax(cosines_NK / math.exp(middle), -1).amax(-1)
+        low, high = (middle, high) if measure(confidence_N) > wanted else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 class Predictor(nn.Module):

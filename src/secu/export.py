@@ -36,13 +36,12 @@ def export_onnx(run: Run, path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"export: there is no folder {path.parent} for {path.name}")
     config = run.config()
-    side = config.data.image_size
-    if side is None:
+    shape = config.data.shape
+    if shape is None:
         raise UserError(f"run: {run.path} was trained on {config.data.name}; export needs a run of secu fit")
-    shape = (len(config.data.mean), side, side)
     model = load_trained(run, shape, torch.device("cpu"))
     predictor = Predictor(model.augmentation, model.encoder, model.clustering.head())
-    module = Exported(predictor, config.loss.temperature).eval()
+    module = Exported(predictor, config.loss.prediction_temperature).eval()
     example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(action="ignore"):  # what torch says to itself

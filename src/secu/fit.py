@@ -1,46 +1,27 @@
 """Cluster a person's own images: from what they named to a finished run, and back from a run to its images."""
 
-import io
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
-from sklearn.utils import check_array
 
 from secu.checkpoint import Trained
 from secu.config import Config, merge, resolve
 from secu.data import ImageSource, data_root, load
-from secu.data.own import (
-    ArraySource,
-    BadImage,
-    FileSource,
-    OwnImages,
-    Source,
-    decoded,
-    open_source,
-    prepare,
-    printable,
-)
-from secu.data.own.decode import Raw
-from secu.data.own.names import one_line
+from secu.data.own import BadImage, OwnImages, Source, decoded, open_source, prepare, printable
+from secu.data.own.cache import Progress
+from secu.data.own.known import Known, changes, remember
 from secu.errors import UserError
 from secu.plan import Facts, Plan, make_plan
 from secu.results import Results, write_results
-from secu.run import Run
-from secu.train import Listener, choose_device, train
+from secu.run import Run, void, write_json
+from secu.train import Listener, check, choose_device, train
 
-Progress = Callable[[int, int], None]
 STATISTICS = 2_000  # images that mean and deviation of the pixels are taken from
-SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), or (N, H·H) of grey squares"
 
 
 @dataclass(frozen=True)
@@ -72,13 +53,14 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_for(request: Request) -> tuple[Source, Plan]:
     """List the images, look at a sample of them, and decide everything that was not asked for."""
-    device = choose_device(request.device)
+    device, asked = choose_device(request.device), resolve(request.overrides or {})
     source = request.source if isinstance(request.source, Source) else open_source(request.source, request.labels)
     source.require_images()
+    source.read_as(asked.data.values)
     probe = source.probe()
     facts = Facts(len(source), min(probe.width, probe.height), 1 if probe.grey else 3, device.type)
-    place = {"data": {"source": source.place or None, "labels": request.labels}}
-    plan = make_plan(facts, request.clusters, request.balance, merge(place, request.overrides or {}))
+    place = {"source": source.place or None, "labels": request.labels, "values": source.values or None}
+    plan = make_plan(facts, request.clusters, request.balance, merge(request.overrides or {}, {"data": place}))
     if plan.config.heads[0] != request.clusters:
         raise UserError(f"heads: {list(plan.config.heads)} must begin with the {request.clusters} clusters asked for")
     return source, plan
@@ -99,43 +81,69 @@ def fit(
 
     Without ``report`` the tables are written, but not the pictures, which may take longer than training.
     """
-    if not resume:
-        Run.check_free(out, force=force)  # before the images are read, which may take long
-    source, plan = plan_for(request)
-    images = decode(source, plan.config, request, progress)
+    Run.check_free(out, resume=resume, force=force)  # before the images are read, which may take long
+    listener, before = listener or Listener(), Run.to_resume(out) if resume else None
+    source, plan = plan_for(request if before is None else _as_before(request, before))
+    images = decode(source, plan.config, cache=request.cache, allow_bad=request.allow_bad, progress=progress)
+    known = remember(source, images) if source.place else {}
     config = with_statistics(plan.config, images)
+    if before is None:
+        _check(config, images, request.device, out if force else None)
+    else:
+        _require_same(before, config, known)
     run = Run.start(out, config, resume=resume, force=force)
+    if known:
+        write_json(run.path / "images.json", known)
+    test = images if request.labels else None
+    options: dict[str, Any] = {"resume": resume, "time_limit": time_limit, "listener": listener}
     try:
-        model = train(
-            config,
-            images,
-            run,
-            test=images if request.labels else None,
-            device=request.device,
-            resume=resume,
-            time_limit=time_limit,
-            listener=listener,
-        )
+        model = train(config, images, run, test=test, device=request.device, **options)
     except UserError:
         run.discard_empty()
         raise
     if not model.finished:
         return run, model, None
-    return run, model, write_results(run, model, images, pictures=report)
+    return run, model, write_results(run, model, images, pictures=report, tell=listener.busy)
 
 
-def decode(source: Source, config: Config, request: Request, progress: Progress | None = None) -> OwnImages:
-    """Decode the images into the cache, or find them there; what lies in no place is decoded into memory."""
-    size = config.data.image_size
-    assert size is not None
-    channels = len(config.data.mean) if len(config.data.mean) == 3 else 1 if source.probe().grey else 3
-    if not source.place:
-        return decode_all(source, size, channels, progress)
-    cache = request.cache or data_root(None) / "images"
-    images = prepare(source, size, channels, cache=cache, allow_bad=request.allow_bad, progress=progress)
+def _as_before(request: Request, run: Run) -> Request:
+    """Ask for images as the run has them, where nothing else is asked for, so that a changed one is found by its id."""
+    data = run.config().data.model_dump(include={"image_size", "channels", "values"}, exclude_none=True)
+    return replace(request, overrides=merge({"data": data}, request.overrides or {}))
+
+
+def _require_same(run: Run, config: Config, now: Known) -> None:
+    before = run.images()
+    if before is None or config.data.shape != run.config().data.shape:
+        return  # what differs is a setting, which will be named
+    if told := changes(before, now):
+        raise UserError(f"resume: the images changed since {run.path} began: {told}; restore them, or begin a new run")
+
+
+def _check(config: Config, images: OwnImages, device: str, replaced: Path | None) -> None:
+    """Raise what would stop the training before it costs an old run."""
     if len(images) < config.heads[0]:
         raise UserError(f"clusters: {config.heads[0]} clusters need as many images, got {len(images)} that can be read")
-    return images
+    if replaced and config.init_from and Path(config.init_from).resolve() == replaced.resolve():
+        raise UserError(f"init_from: {config.init_from} is the run that force would replace; choose another folder")
+    check(config, images, device)
+
+
+def decode(
+    source: Source,
+    config: Config,
+    *,
+    cache: Path | None = None,
+    allow_bad: bool = False,
+    progress: Progress | None = None,
+) -> OwnImages:
+    """Decode the images into the cache, or find them there; what lies in no place is decoded into memory."""
+    assert config.data.shape is not None
+    channels, size, _ = config.data.shape
+    if not source.place:
+        return decode_all(source, size, channels, progress)
+    cache = cache or data_root(None) / "images"
+    return prepare(source, size, channels, cache=cache, allow_bad=allow_bad, progress=progress)
 
 
 def decode_all(source: Source, size: int, channels: int, progress: Progress | None = None) -> OwnImages:
@@ -148,7 +156,7 @@ def decode_all(source: Source, size: int, channels: int, progress: Progress | No
             pixels[number] = image
             if progress:
                 progress(done, len(source))
-    return OwnImages(torch.from_numpy(pixels), ids=tuple(source.ids), rows=np.arange(len(source)))
+    return OwnImages(torch.from_numpy(pixels), ids=tuple(source.ids))
 
 
 def with_statistics(config: Config, images: OwnImages) -> Config:
@@ -161,72 +169,49 @@ def with_statistics(config: Config, images: OwnImages) -> Config:
     return resolve(merge(config.model_dump(), {"data": {"mean": mean, "std": std, **asked}}))
 
 
-def images_of(run: Run, split: str | None = None, data: Path | None = None) -> ImageSource:
-    """Return the images that a run was trained on, or another split of its data set."""
+def images_of(
+    run: Run,
+    split: str | None = None,
+    data: Path | None = None,
+    *,
+    tell: Callable[[str], None] = void,
+    progress: Progress | None = None,
+) -> ImageSource:
+    """Return the images that a run was trained on, or another split of its data set.
+
+    Own images that are gone, have changed or came later are left out; ``tell`` hears of those that are missed.
+    """
     config = run.config()
     if config.data.name != "own":
         return load(config.data.name, split or config.data.train, data, config.data.image_size)
     if config.data.source is None:
         raise UserError(f"run: {run.path} was trained on images in memory, which it cannot find again")
-    source = open_source(config.data.source, config.data.labels)
-    return decode(source, config, Request(config.data.source, config.heads[0], allow_bad=True))
+    source, known = open_source(config.data.source), run.images()
+    if known is not None:
+        number = {name: i for i, name in enumerate(source.ids)}
+        source.take([number[name] for name in known if name in number])
+        if not source.ids:
+            raise _nothing_left(run, source)
+    if config.data.labels is not None:
+        source.label(config.data.labels)
+    source.read_as(config.data.values)
+    images = decode(source, config, allow_bad=True, progress=progress)
+    if known is None:  # a run of before they were noted
+        return images
+    return _as_trained(run, known, source, images, tell)
 
 
-def open_images(images: Any) -> Source:
-    """Return what Python code has or names as a source: an array, a tensor, a list of paths or of PIL images, a path.
-
-    Raises:
-        UserError: That is none of these, or not of a valid shape or range.
-    """
-    if isinstance(images, str | os.PathLike):
-        return open_source(os.fspath(images))
-    if isinstance(images, torch.Tensor):
-        images = (images.float() if images.is_floating_point() else images).detach().cpu().numpy()
-    names = getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U", "T")
-    items = list(images) if names or isinstance(images, list | tuple) else []
-    if items and all(isinstance(item, str | os.PathLike) for item in items):
-        paths = [os.fspath(item) for item in items]
-        return FileSource("X", "", paths, [os.path.expanduser(path) for path in paths])
-    if items and all(isinstance(item, Image.Image) for item in items):
-        return PictureSource(items)
-    return ArraySource("X", _as_images(images))
+def _as_trained(run: Run, known: Known, source: Source, images: OwnImages, tell: Callable[[str], None]) -> OwnImages:
+    """Leave out the images that have changed, and tell of all that are missed."""
+    now = remember(source, images)
+    same = [i for i, name in enumerate(images.ids) if now[name] == known[name]]
+    if not same:
+        raise _nothing_left(run, source)
+    trained = {name: pixels for name, pixels in known.items() if pixels is not None}
+    if told := changes(trained, {name: now[name] for name in now if name in trained}):
+        tell(f"{len(trained) - len(same):,} of {len(trained):,} images of the run are left out: {told}")
+    return images if len(same) == len(images) else images.only(same)
 
 
-def _as_images(values: Any) -> NDArray[Any]:
-    """Return an array of three or four dimensions; rows of numbers are taken as grey squares."""
-    try:
-        with sklearn.config_context(assume_finite=True):  # the source checks that, and says where
-            array: NDArray[Any] = check_array(values, allow_nd=True, ensure_2d=False, input_name="X")
-    except ValueError as error:
-        raise UserError(f"X: {one_line(str(error).splitlines()[0]).rstrip('.')}; valid: {SHAPES}") from None
-    if array.ndim < 2:
-        raise UserError(f"X: no images in shape {array.shape}. Reshape your data to {SHAPES}")
-    side = math.isqrt(array.shape[1])
-    if array.ndim == 2 and side**2 != array.shape[1]:
-        raise UserError(f"X: {array.shape[1]} features are not a square of grey pixels; valid: {SHAPES}")
-    return array.reshape(-1, side, side) if array.ndim == 2 else array
-
-
-class PictureSource(Source):
-    """PIL images in memory."""
-
-    has_folders = False
-
-    def __init__(self, pictures: Sequence[Image.Image]) -> None:
-        super().__init__("X", "", [str(i) for i in range(len(pictures))])
-        self.pictures = pictures
-
-    def read(self, i: int) -> Raw:
-        """Return image ``i`` as a file that loses nothing, so that it is decoded by the same rules as any other."""
-        picture = ImageOps.exif_transpose(self.pictures[i])
-        if picture.mode in ("P", "PA", "La", "RGBa") or "transparency" in picture.info:
-            picture = picture.convert("RGBA")
-        elif picture.mode in ("HSV", "YCbCr"):
-            picture = picture.convert("RGB")
-        file = io.BytesIO()
-        picture.save(file, "TIFF")
-        return file.getvalue()
-
-    def stamps(self) -> Sequence[str]:
-        """Return nothing: what is in memory is never cached."""
-        return ()
+def _nothing_left(run: Run, source: Source) -> UserError:
+    return UserError(f"run: none of the images that {run.path} was trained on is in {source.name} as it was")

@@ -5,29 +5,20 @@ from typing import Any
 
 import torch
 
+from secu.config import Config
 from secu.evaluate import Predictions
 
 SWALLOWING = 4.0  # a cluster this many times larger than an equal share, or with more than half of all images
+OF_TWO = 0.9  # the same for two clusters, of which one always has half
+STARVED = 0.25  # a cluster with less than this part of what balance promises it
 RESTLESS = 0.1  # share of images that still changed their cluster in the last epoch
 UNSURE = 3.0  # mean confidence under this many times a blind guess
 
 
-def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, clusters: int) -> tuple[str, ...]:
+def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, config: Config) -> tuple[str, ...]:
     """Return what a person should know before using the clusters; nothing if all is well."""
-    images = len(predictions.cluster)
-    sizes = torch.bincount(predictions.cluster, minlength=clusters)
-    found = []
-    if empty := [str(number) for number in range(clusters) if sizes[number] == 0]:
-        found.append(
-            f"{len(empty)} of {clusters} clusters are empty ({', '.join(empty[:10])}): "
-            "ask for fewer clusters, or raise --balance"
-        )
-    largest = int(sizes.max())
-    if clusters > 2 and largest > min(0.5, SWALLOWING / clusters) * images:
-        found.append(
-            f"cluster {int(sizes.argmax())} has swallowed {largest / images:.0%} of all images: "
-            "raise --balance if your groups should be more equal"
-        )
+    clusters = config.heads[0]
+    found = _sizes(torch.bincount(predictions.cluster, minlength=clusters).tolist(), config)
     confidence = float(predictions.confidence.mean())
     if confidence < min(UNSURE / clusters, 0.6):
         found.append(
@@ -40,3 +31,29 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
             f"{changed:.0%} of the images still changed cluster in the last epoch: train longer (optim.epochs)"
         )
     return tuple(found)
+
+
+def _sizes(sizes: list[int], config: Config) -> list[str]:
+    """Return what is wrong with the sizes of clusters, seen from how equal they were asked to be."""
+    found, clusters, share = [], len(sizes), sum(sizes) / len(sizes)
+    balance = 0.0 if config.constraint.kind == "none" else config.constraint.lower
+    more_equal = "raise balance" if config.selflabel is None else "keep the run before"
+    if empty := [str(number) for number, size in enumerate(sizes) if size == 0]:
+        found.append(
+            f"{len(empty)} of {clusters} clusters are empty ({', '.join(empty[:10])}): "
+            f"ask for fewer clusters, or {more_equal}"
+        )
+    allowed = 1 - balance * (clusters - 1) / clusters  # of all images, while the others have what they were promised
+    usual = OF_TWO if clusters == 2 else min(0.5, SWALLOWING / clusters)
+    largest = max(sizes)
+    if max(usual, allowed) * sum(sizes) < largest < sum(sizes):
+        found.append(
+            f"cluster {sizes.index(largest)} has swallowed {largest / sum(sizes):.0%} of all images: "
+            f"{more_equal} if your groups should be more equal"
+        )
+    elif starved := [str(number) for number, size in enumerate(sizes) if 0 < size < STARVED * balance * share]:
+        found.append(
+            f"{len(starved)} of {clusters} clusters have hardly any images ({', '.join(starved[:10])}): "
+            "ask for fewer clusters, or lower balance if your groups are of very different size"
+        )
+    return found

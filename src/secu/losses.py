@@ -6,6 +6,7 @@ probability is an exact zero. Finite, because 0 · (−∞) would poison the los
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 PADDING = 1e4
@@ -53,3 +54,14 @@ def soft_label_loss(log_p_SBHK: Tensor, labels_BH: Tensor, hard_label_weight: fl
     hard = at_label(log_p_SBHK, labels_BH).mean()
     soft = (teacher_SBHK * log_p_SBHK).sum(-1).mean()
     return -(hard_label_weight * hard + (1 - hard_label_weight) * soft)
+
+
+def balanced_cross_entropy(logits_BK: Tensor, labels_B: Tensor, taught_B: Tensor) -> Tensor:
+    """Mean cross-entropy of the images that are taught, where every label among them weighs the same.
+
+    An image's weight is the inverse frequency of its label; without any image the loss is 0.
+    """
+    one_hot_BK = F.one_hot(labels_B, logits_BK.shape[1]) * taught_B[:, None]
+    counts_K = one_hot_BK.sum(0)
+    weights_BK = one_hot_BK / counts_K.clamp(min=1)
+    return -(weights_BK * torch.log_softmax(logits_BK, -1)).sum() / (counts_K > 0).sum().clamp(min=1)

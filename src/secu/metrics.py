@@ -27,8 +27,8 @@ def confusion(targets: Labels, clusters: Labels) -> NDArray[np.int64]:
     return table
 
 
-def accuracy(targets: Labels, clusters: Labels) -> float:
-    """Share of images that the best one-to-one matching of clusters to classes gets right.
+def matched(targets: Labels, clusters: Labels) -> NDArray[np.bool_]:
+    """Say which images the best one-to-one matching of clusters to classes gets right.
 
     With more clusters than classes (or fewer), the ones left over are matched to nothing and count as wrong.
     """
@@ -36,7 +36,25 @@ def accuracy(targets: Labels, clusters: Labels) -> float:
 
     table = confusion(targets, clusters)
     rows, columns = linear_sum_assignment(table, maximize=True)
-    return float(table[rows, columns].sum() / len(targets))
+    class_of = np.full(table.shape[1], -1)
+    class_of[columns] = rows
+    right: NDArray[np.bool_] = class_of[clusters] == targets
+    return right
+
+
+def accuracy(targets: Labels, clusters: Labels) -> float:
+    """Share of images that the best one-to-one matching of clusters to classes gets right."""
+    return float(matched(targets, clusters).mean())
+
+
+def calibration_error(confidence: NDArray[np.float32], right: NDArray[np.bool_], bins: int = 15) -> float:
+    """Expected calibration error: how far confidence is from the share that is right, in the mean over all images.
+
+    Images are put into equally wide bins of confidence, within which the two are compared.
+    """
+    bin_of = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(bin_of, weights=confidence - right, minlength=bins)
+    return float(np.abs(gaps).sum() / len(confidence))
 
 
 def score(targets: Labels, clusters: Labels) -> Scores:

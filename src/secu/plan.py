@@ -19,7 +19,7 @@ FEWEST_EPOCHS, MOST_EPOCHS = 20, 400
 # and one H200 were measured, mps is a guess.
 SPEED = {("cpu", "small"): 250, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
 HOPELESS_HOURS = 12
-UNTOLD = ("data.source", "data.labels", "seed")  # settings that are not worth a line in the plan
+UNTOLD = ("data.source", "data.labels", "data.values", "seed")  # settings that are not worth a line in the plan
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, 
         raise UserError(f"clusters: {clusters} clusters need at least {clusters} images, got {facts.images}")
     if not 0 <= balance <= 1:
         raise UserError(f"balance: {balance} must be from 0 (groups of any size) to 1 (all groups equally large)")
-    rules = (_size, _encoder, _batch, _heads, _schedule, _augmentation)
+    rules = (_size, _channels, _encoder, _batch, _heads, _schedule, _augmentation)
     settings: dict[str, Any] = {"constraint": {"kind": "size", "lower": balance}, "data": {"name": "own"}}
     overrides = _checked(overrides)
-    reasons = [f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (--balance)"]
+    reasons = [f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance)"]
     for rule in rules:
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
@@ -72,6 +72,8 @@ def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
     asked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
     if asked.get("data", {}).get("image_size", 1) is None:
         raise UserError("data.image_size: null must be a number of pixels: own images are all decoded to one size")
+    if asked.get("data", {}).get("channels", 1) is None:
+        raise UserError("data.channels: null must be 1 (grey) or 3 (colour): own images are all decoded alike")
     return asked
 
 
@@ -92,13 +94,23 @@ def _asked(settings: dict[str, Any], section: str, name: str) -> Any:
 
 
 def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    limits = (16, 28, 32) if facts.device == "cpu" else (32, 64, 96, 128)
-    fitting = [limit for limit in limits if limit <= facts.side]
-    side = facts.side if facts.side <= limits[0] or facts.side in limits else fitting[-1]
-    why = "as they are" if side == facts.side else f"scaled from {facts.side}, what {facts.device} can train on"
+    if facts.device == "cpu":
+        half = facts.side // 2
+        side = facts.side if facts.side <= 20 else half if 12 <= half <= 20 else 16
+        why = "scaled from {}: the small net sees more of a small picture, and sooner"
+    else:
+        side = max([limit for limit in (32, 64, 96, 128) if limit <= facts.side], default=facts.side)
+        why = "scaled from {}, which costs too much time"
+    why = "images as they are" if side == facts.side else why.format(facts.side)
     if asked := _asked(settings, "data", "image_size"):
         side, why = asked, f"scaled from {facts.side}"
-    return {"data": {"image_size": side}}, f"data.image_size={side}: images {why}"
+    return {"data": {"image_size": side}}, f"data.image_size={side}: {why}"
+
+
+def _channels(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    channels = _asked(settings, "data", "channels") or facts.channels
+    why = "grey" if channels == 1 else "colour"
+    return {"data": {"channels": channels}}, f"data.channels={channels}: images are taken as {why}"
 
 
 def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -124,7 +136,8 @@ def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     room = max(1, facts.images // (IMAGES_PER_CLUSTER * clusters))
     number = min(MOST_HEADS[facts.device], room)
     heads = settings.get("heads") or [clusters * (position + 1) for position in range(number)]
-    return {"heads": heads}, f"heads={heads}: the first is the answer, finer ones help it along"
+    why = "the first is the answer, finer ones help it along" if len(heads) > 1 else "too few images for finer ones"
+    return {"heads": heads}, f"heads={heads}: {why}"
 
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -137,7 +150,7 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    if facts.channels == 3:
+    if settings["data"]["channels"] == 3:
         crop = 0.3 if settings["data"]["image_size"] <= 40 else 0.2
         return {"augment": {"crop_min": crop}}, f"augment: crops from {crop:.0%}, colour, blur, flip, as in the paper"
     affine = {"scale": 0.3, "aspect": 0.3, "rotation": 0.375, "shear": 0.3, "shift": 0.3}

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from secu.checkpoint import load_trained
-from secu.data.own import BadImage, Source, decoded
+from secu.data.own import BadImage, Skipped, Source, decoded
+from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import Predictor, choose
 from secu.run import Run, write_atomically
@@ -23,13 +24,15 @@ BATCH = 512
 IN_FLIGHT = 2  # batches handed to the device before the first one's answer is read
 
 
-def predict_source(run: Run, source: Source, output: str, device: str = "auto") -> int:
-    """Write what the run's model says of each image; return how many could not be read."""
+def predict_source(
+    run: Run, source: Source, output: str, device: str = "auto", progress: Progress | None = None
+) -> list[Skipped]:
+    """Write what the run's model says of each image; return id and reason of those that could not be read."""
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: there is no folder {Path(output).parent} for {Path(output).name}")
     source.require_images()
-    stream = Stream(run, source, choose_device(device))
+    stream = Stream(run, source, choose_device(device), progress)
     if output == "-":
         stream.write(CsvWriter(sys.stdout))
         sys.stdout.flush()  # here, where a reader that went away is still an error of this command
@@ -46,16 +49,17 @@ def _to_file(stream: "Stream", path: Path, kind: str) -> None:
 class Stream:
     """One pass over a source."""
 
-    def __init__(self, run: Run, source: Source, device: torch.device) -> None:
-        self.config, self.source, self.device = run.config(), source, device
-        size = self.config.data.image_size
-        if size is None:
+    def __init__(self, run: Run, source: Source, device: torch.device, progress: Progress | None = None) -> None:
+        self.config, self.source, self.device, self.progress = run.config(), source, device, progress
+        shape = self.config.data.shape
+        if shape is None:
             raise UserError(f"run: {run.path} was trained on {self.config.data.name}; predict needs a run of secu fit")
-        self.shape = (len(self.config.data.mean), size, size)
-        model = load_trained(run, self.shape, device)
+        source.read_as(self.config.data.values)
+        self.shape = shape
+        model = load_trained(run, shape, device)
         self.predictor = Predictor(model.augmentation, model.encoder.eval(), model.clustering.head())
         self.limits = read_limits(run)
-        self.skipped = len(source.skipped)
+        self.skipped = list(source.skipped)
 
     def write(self, writer: Writer) -> None:
         """Hand batches to the device ahead of reading the answers, so that it never waits for the table."""
@@ -67,11 +71,11 @@ class Stream:
                     self._write_one(writer, *waiting.popleft())
             while waiting:
                 self._write_one(writer, *waiting.popleft())
-        if self.skipped == len(self.source.skipped) + len(self.source):
+        if len(self.skipped) == len(self.source.skipped) + len(self.source):
             raise UserError(f"source: none of the {len(self.source)} images in {self.source.name} can be read")
 
     def _write_one(self, writer: Writer, numbers: list[int], cosines: Tensor) -> None:
-        found = choose(cosines, self.config.loss.temperature)
+        found = choose(cosines, self.config.loss.prediction_temperature)
         outlier = found.cosine < self.limits[found.cluster]
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
         writer.write(make_rows([self.source.ids[i] for i in numbers], found, outlier, columns))
@@ -80,9 +84,11 @@ class Stream:
         numbers: list[int] = []
         pixels: list[np.ndarray] = []
         with closing(decoded(self.source, self.shape[1], self.shape[0])) as images:
-            for number, image in images:
+            for done, (number, image) in enumerate(images, 1):
+                if self.progress:
+                    self.progress(done, len(self.source))
                 if isinstance(image, BadImage):
-                    self.skipped += 1
+                    self.skipped.append((self.source.ids[number], image.reason))
                     continue
                 numbers.append(number)
                 pixels.append(image)

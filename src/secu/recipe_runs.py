@@ -14,7 +14,7 @@ from secu.data import load
 from secu.errors import UserError
 from secu.results import write_results
 from secu.run import Run
-from secu.train import Job, Listener, choose_device, train_together
+from secu.train import Job, Listener, check, check_alike, choose_device, train_together
 
 METRICS = ("acc", "nmi", "ari")
 T = TypeVar("T")
@@ -37,13 +37,14 @@ def run_side_by_side(
     time_limit: float = float("inf"),
 ) -> list[Trained]:
     """Run several recipes of one data set at the same time; the models say whether the time limit came first."""
-    # The folders come last: a wrong device or missing data shall neither leave an empty run nor cost an old one.
+    # The folders come last: what is wrong shall neither leave an empty run nor cost an old one.
     choose_device(device)
+    check_alike([config for config, _, _ in wanted])
     config = wanted[0][0]
-    if any(other.data != config.data for other, _, _ in wanted):
-        raise UserError("runs side by side must train on the same data")
     images = load(config.data.name, config.data.train, data, config.data.image_size)
     test = load(config.data.name, config.data.test, data, config.data.image_size)
+    for config, _, _ in wanted if not resume else ():
+        check(config, images, device)
     jobs = [
         Job(config, Run.start(path, config, resume=resume, force=force), listener) for config, path, listener in wanted
     ]
@@ -55,7 +56,8 @@ def run_side_by_side(
         raise
     for job, model in zip(jobs, models, strict=True):
         if model.finished:
-            write_results(job.run, model, images)
+            write_results(job.run, model, images, tell=job.listener.busy)
+        job.listener.ended()
     return models
 
 

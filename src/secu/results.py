@@ -1,7 +1,7 @@
 """A trained model → what a person looks at: the table of assignments, a picture of each cluster, the report."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from secu.evaluate import Predictions, embed, outlier_limits, predict, score_clu
 from secu.health import warnings_of
 from secu.metrics import Scores
 from secu.report import ReportData, write_report
-from secu.run import Run, write_atomically
+from secu.run import Run, void, write_atomically
 from secu.tables import make_rows, table_writer
 
 TILE, GAP, MARGIN = 64, 4, 92  # pixels of the exemplar picture
@@ -62,16 +62,27 @@ def find_results(run: Run, model: Trained, images: ImageSource) -> Results:
     """Assign every image to its nearest center."""
     embeddings = embed(model.encoder, model.augmentation, images).cpu()
     centers = model.clustering.head().cpu()
-    predictions = predict(embeddings, centers, model.config.loss.temperature)
-    warnings = warnings_of(run.metrics(), predictions, len(centers))
+    predictions = predict(embeddings, centers, model.config.loss.prediction_temperature)
+    warnings = run.warnings() + warnings_of(run.metrics(), predictions, model.config)
     limits = outlier_limits(predictions, len(centers)) - ROUNDING
     return Results(
         images, embeddings, centers, predictions, limits, score_clusters(images, predictions.cluster), warnings
     )
 
 
-def write_results(run: Run, model: Trained, images: ImageSource, *, pictures: bool = True) -> Results:
-    """Write the tables of a finished run and, with ``pictures``, exemplars.png and the report."""
+def write_results(
+    run: Run,
+    model: Trained,
+    images: ImageSource,
+    *,
+    pictures: bool = True,
+    tell: Callable[[str], None] = void,
+) -> Results:
+    """Write the tables of a finished run and, with ``pictures``, exemplars.png and the report.
+
+    All of that takes its time with many images; ``tell`` hears what is going on.
+    """
+    tell("writing the tables")
     results = find_results(run, model, images)
     columns = images.columns if isinstance(images, OwnImages) else {}
     rows = make_rows(results.ids, results.predictions, results.outlier, columns, results.labels)
@@ -81,6 +92,7 @@ def write_results(run: Run, model: Trained, images: ImageSource, *, pictures: bo
     if isinstance(images, OwnImages):
         run.write_csv("skipped.csv", ("id", "reason"), [(printable(name), why) for name, why in images.skipped])
     if pictures:
+        tell("writing the report")
         picture = draw_exemplars(images, results.predictions, len(results.centers))
         write_atomically(run.path / "exemplars.png", lambda path: picture.save(path, "PNG"))
         write_run_report(run, model, results)
@@ -98,7 +110,7 @@ def write_run_report(run: Run, model: Trained, results: Results) -> Path:
     found = results.predictions
     data = ReportData(
         title=run.path.resolve().name,
-        ids=results.ids,
+        ids=[printable(name) for name in results.ids],  # as in the table, which the page can take back
         images=results.images,
         embeddings=results.embeddings,
         centers=results.centers,

@@ -2,6 +2,7 @@
 
     config.yaml         the config as resolved
     run.json            where and how it was made: versions, device, seconds, final scores
+    images.json         own images: the id of each that it is trained on, with a checksum of its pixels
     metrics.jsonl       a line an epoch
     model.safetensors   encoder and centers
     state.pt            what else is needed to resume: label memory, constraint, momentum, epoch
@@ -10,6 +11,7 @@
     skipped.csv         own images that could not be read
     exemplars.png       the images closest to each center
     report.html         everything to look at
+    selflabel.json      what self-labeling changed; best.safetensors is the model of its best epoch, if asked for
 
 Every file is written beside its place and then renamed, so that an interruption leaves the old one or the new one.
 """
@@ -28,12 +30,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from secu.config import Config, resolve
+from secu.config import Config, merge, resolve
 from secu.errors import UserError
 
 FILES = (
-    *("config.yaml", "run.json", "metrics.jsonl", "model.safetensors", "state.pt", "assignments.csv"),
+    *("config.yaml", "run.json", "images.json", "metrics.jsonl", "model.safetensors", "state.pt", "assignments.csv"),
     *("assignments.parquet", "clusters.csv", "skipped.csv", "exemplars.png", "report.html", "summary.json"),
+    *("best.safetensors", "selflabel.json"),
 )
 
 MODEL = ("encoder.", "clustering.centers.weight")  # the tensors of a checkpoint that a trained model is made of
@@ -83,16 +86,18 @@ class Run:
         self.path = path
 
     @classmethod
-    def check_free(cls, path: Path, *, force: bool = False) -> None:
-        """Refuse a folder that holds something, unless that is a run and may be replaced."""
+    def check_free(cls, path: Path, *, force: bool = False, resume: bool = False) -> None:
+        """Refuse a folder that holds something, unless that is a run and may be replaced or resumed."""
+        if resume and force:
+            raise UserError("resume and force contradict each other; choose one")
         if path.exists() and not path.is_dir():
             raise UserError(f"out: {path} is a file; name a folder that does not exist yet")
         if not path.is_dir() or not any(path.iterdir()):
             return
-        if not force:
-            raise UserError(f"out: {path} exists; choose another folder, or pass --resume or --force")
-        if not cls._is_run(path):
-            raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so --force leaves it alone")
+        if not force and not resume:
+            raise UserError(f"out: {path} exists; choose another folder, or pass resume or force")
+        if force and not cls._is_run(path):
+            raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so force leaves it alone")
 
     @classmethod
     def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
@@ -111,16 +116,20 @@ class Run:
     @classmethod
     def start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run":
         """Create the run's folder, or open it to resume with the very same settings."""
-        if resume and force:
-            raise UserError("--resume and --force contradict each other; choose one")
-        if not (resume and path.is_dir() and any(path.iterdir())):
+        cls.check_free(path, force=force, resume=resume)
+        run = cls.to_resume(path) if resume else None
+        if run is None:
             return cls.create(path, config, force=force)
-        run = cls.open(path)
         ours, theirs = flatten(config.model_dump(mode="json")), flatten(run.config().model_dump(mode="json"))
         if different := [key for key in ours | theirs if ours.get(key) != theirs.get(key)]:
             key = different[0]
-            raise UserError(f"--resume: {path} was started with {key}={theirs.get(key)}, got {key}={ours.get(key)}")
+            raise UserError(f"resume: {path} was started with {key}={theirs.get(key)}, got {key}={ours.get(key)}")
         return run
+
+    @classmethod
+    def to_resume(cls, path: Path) -> "Run | None":
+        """Open the run that is to be resumed; None if there is nothing in the folder, so that it starts anew."""
+        return cls.open(path) if path.is_dir() and any(path.iterdir()) else None
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -142,7 +151,7 @@ class Run:
         """Remove a run in which not even one epoch was trained."""
         if self.metrics() or self.has_checkpoint():
             return
-        for name in ("config.yaml", "metrics.jsonl"):
+        for name in ("config.yaml", "images.json", "metrics.jsonl"):
             (self.path / name).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
@@ -157,6 +166,30 @@ class Run:
         if not isinstance(settings, dict):
             raise UserError(f"run: {path} does not hold a config")
         return resolve(settings)
+
+    def amend(self, change: Mapping[str, Any]) -> Config:
+        """Change the config of a finished run, whose weights are not touched by it, and return the new one."""
+        config = resolve(merge(self.config().model_dump(mode="json"), change))
+        write_text(self.path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        return config
+
+    def images(self) -> dict[str, int | None] | None:
+        """Return id and checksum of the own images it is trained on; None if it did not note them."""
+        path = self.path / "images.json"
+        if not path.is_file():
+            return None
+        try:
+            noted = json.loads(path.read_bytes())
+        except ValueError:
+            noted = None
+        if not isinstance(noted, dict):
+            raise UserError(f"run: {path} is not a list of images of this program")
+        return noted
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what self-labeling found doubtful of itself; nothing for other runs."""
+        path = self.path / "selflabel.json"
+        return tuple(json.loads(path.read_text(encoding="utf-8"))["warnings"]) if path.is_file() else ()
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of all epochs; a last line that was cut off by a crash is left out."""
@@ -180,15 +213,20 @@ class Run:
 
     def save(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> None:
         """Save a checkpoint: state.pt holds all that resuming needs, model.safetensors what others need of it."""
+        tensors = self.save_model("model.safetensors", modules)
+        # Last, as resuming believes it: a finished state beside an older model would never be put right.
+        write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
+
+    def save_model(self, name: str, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+        """Write what a trained model is made of, and return all tensors of the modules."""
         tensors = {
-            f"{name}.{key}": value.detach().cpu().contiguous()
-            for name, module in modules.items()
+            f"{part}.{key}": value.detach().cpu().contiguous()
+            for part, module in modules.items()
             for key, value in module.state_dict().items()
         }
         model = {key: value for key, value in tensors.items() if key.startswith(MODEL)}
-        write_atomically(self.path / "model.safetensors", lambda path: save_file(model, path))
-        # Last, as resuming believes it: a finished state beside an older model would never be put right.
-        write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
+        write_atomically(self.path / name, lambda path: save_file(model, path))
+        return tensors
 
     def load_state(self) -> dict[str, Any]:
         """Return the last checkpoint; only tensors and plain values are ever unpickled."""
@@ -203,13 +241,13 @@ class Run:
             raise UserError(f"run: {path} is not a checkpoint of this program")
         return state
 
-    def load_model(self) -> dict[str, Tensor]:
+    def load_model(self, name: str = "model.safetensors") -> dict[str, Tensor]:
         """Return the tensors of the trained model."""
-        path = self.path / "model.safetensors"
+        path = self.path / name
         try:
             tensors = dict(load_file(path))
         except FileNotFoundError:
-            raise UserError(f"run: {self.path} has no model yet (model.safetensors); was it stopped early?") from None
+            raise UserError(f"run: {self.path} has no model yet ({name}); was it stopped early?") from None
         except SafetensorError as error:
             raise UserError(f"run: {path} is not a safetensors file ({error})") from None
         if not all(any(key.startswith(part) for key in tensors) for part in MODEL):

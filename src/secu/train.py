@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 import secu
-from secu.checkpoint import Trained, build, restore, save, start_from
+from secu.checkpoint import Trained, build, load_weights, restore, save, start_from
 from secu.config import Config
 from secu.data import ImageSource
 from secu.engine import ClusterStep, Engine, choose_engine
 from secu.errors import UserError
 from secu.evaluate import embed, predict, score_clusters
-from secu.run import Run, write_json
+from secu.run import Run, void, write_json
 
 CHECKPOINT_SECONDS = 60  # what an interruption may cost, besides the epoch in flight
 
@@ -37,14 +37,24 @@ class Listener:
     def busy(self, what: str) -> None:
         """Training is over, and something else takes its time: ``what`` says in plain words."""
 
+    def ended(self) -> None:
+        """Everything is written; another run may follow."""
+
+
+def nothing(model: Trained) -> dict[str, float]:
+    """Observe nothing."""
+    return {}
+
 
 @dataclass(frozen=True)
 class Job:
-    """A config to train, where, and who is told."""
+    """A config to train, where, who is told, and what is done to the model before and between epochs."""
 
     config: Config
     run: Run
     listener: Listener
+    prepare: Callable[[Trained], None] = void
+    observe: Callable[[Trained], dict[str, float]] = nothing
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -69,6 +79,14 @@ def check(config: Config, images: ImageSource, device: str) -> None:
         start_from(Run.open(Path(config.init_from)), model)
 
 
+def check_alike(configs: Sequence[Config]) -> None:
+    """Raise what keeps configs from being trained side by side."""
+    if any(config.data != configs[0].data for config in configs):
+        raise UserError("runs side by side must train on the same data")
+    if len({(config.optim.total_epochs, config.optim.batch_size) for config in configs}) > 1:
+        raise UserError("runs side by side must have the same batch size and number of epochs")
+
+
 def train(
     config: Config,
     images: ImageSource,
@@ -79,6 +97,8 @@ def train(
     resume: bool = False,
     time_limit: float = math.inf,
     listener: Listener | None = None,
+    prepare: Callable[[Trained], None] = void,
+    observe: Callable[[Trained], dict[str, float]] = nothing,
 ) -> Trained:
     """Train a config on images and leave everything in the run's folder.
 
@@ -89,13 +109,16 @@ def train(
         test: Images to score on, every ``config.evaluate_every`` epochs and at the end.
         device: auto, cuda, mps or cpu.
         resume: Go on from the last checkpoint.
-        time_limit: Seconds after which training stops cleanly, with a checkpoint.
+        time_limit: Seconds after which training stops cleanly, with a checkpoint; no epoch is begun that would, with
+            scores and a checkpoint, end later.
         listener: Is told about progress.
+        prepare: Is called with the new model before its first epoch, not when a run is resumed.
+        observe: Is called with the model after every epoch, and returns what to add to its record.
 
     Returns:
         The model; ``finished`` says whether the time limit came first.
     """
-    job = Job(config, run, listener or Listener())
+    job = Job(config, run, listener or Listener(), prepare, observe)
     return train_together([job], images, test=test, device=device, resume=resume, time_limit=time_limit)[0]
 
 
@@ -117,11 +140,8 @@ def train_together(
     kind = choose_engine(jobs[0].config.engine, place)
     trainings = [Training(job, images, place, kind, resume=resume) for job in jobs]
     models = [training.model for training in trainings]
-    if (
-        len({(model.epochs_done, model.config.optim.total_epochs, model.config.optim.batch_size) for model in models})
-        > 1
-    ):
-        raise UserError("runs side by side must have the same batch size, number of epochs and epochs done")
+    if len({model.epochs_done for model in models}) > 1:
+        raise UserError("runs side by side must have the same number of epochs behind them; resume them one by one")
     engine = Engine([training.step for training in trainings], kind)
     for training in trainings:
         training.begin()
@@ -132,25 +152,31 @@ def train_together(
         trained = time.monotonic()
         for training, values in zip(trainings, losses, strict=True):
             training.end_epoch(values, trained - began, trained - started, test)
+        if save_due := models[0].finished or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            saved = save_all(trainings)
         ended = time.monotonic()
-        longest_end = max(longest_end, ended - trained)  # the next epoch may have to be scored
-        out_of_time = ended - started + (trained - began) + longest_end > time_limit
-        if models[0].finished or out_of_time or ended - saved > CHECKPOINT_SECONDS:
-            for training in trainings:
-                save(training.run, training.model, training.step)
-            saved = time.monotonic()
-        if out_of_time:
+        longest_end = max(longest_end, ended - trained)  # scores and a checkpoint, which the next epoch may need, too
+        if ended - started + (trained - began) + longest_end > time_limit:
+            if not save_due:
+                save_all(trainings)
             break
     for training in trainings:
         describe(training.run, training.model, kind, place, beside=len(jobs) - 1)
     return models
 
 
+def save_all(trainings: "Sequence[Training]") -> float:
+    """Write a checkpoint of each, and return the time."""
+    for training in trainings:
+        save(training.run, training.model, training.step)
+    return time.monotonic()
+
+
 class Training:
     """One run in the making: its model, its step, and what is written down after each epoch."""
 
     def __init__(self, job: Job, images: ImageSource, device: torch.device, engine: str, *, resume: bool) -> None:
-        self.run, self.listener = job.run, job.listener
+        self.run, self.listener, self.observe = job.run, job.listener, job.observe
         self.engine, self.device = engine, device
         self.model = model = build(job.config, len(images), images.shape, device)
         self.step = ClusterStep(
@@ -159,8 +185,10 @@ class Training:
         )
         if resume and self.run.has_checkpoint():
             restore(self.run, model, self.step)
-        elif job.config.init_from is not None:
-            start_from(Run.open(Path(job.config.init_from)), model)
+        else:
+            if job.config.init_from is not None:
+                start_from(Run.open(Path(job.config.init_from)), model)
+            job.prepare(model)
         self.seconds_before = model.seconds
         self.labels = torch.empty(0)
 
@@ -192,12 +220,24 @@ class Training:
             "epoch_seconds": round(epoch_seconds, 3),
             "seconds": round(model.seconds, 3),
         }
+        record |= model.clustering.record() | self.observe(model)
         self.labels = labels.clone()
         model.epochs_done += 1
+        if model.config.selflabel and model.config.selflabel.keep_best:
+            keep_best(self.run, model, record)
         if is_due(model.config, model.epochs_done):
             record |= scores_on(model, test)
         self.run.add_metrics(record)
         self.listener.epoch_ended(record)
+
+
+def keep_best(run: Run, model: Trained, record: dict[str, Any]) -> None:
+    """Keep the model of the best epoch so far, by its label-free score, and end with that one."""
+    best = max((epoch["information"] for epoch in run.metrics()), default=-math.inf)
+    if record["information"] > best:
+        run.save_model("best.safetensors", {"encoder": model.encoder, "clustering": model.clustering})
+    if model.finished:
+        load_weights(run, "best.safetensors", model)
 
 
 def is_due(config: Config, epochs_done: int) -> bool:
@@ -211,7 +251,7 @@ def scores_on(model: Trained, test: ImageSource | None) -> dict[str, float]:
     if test is None:
         return {}
     embeddings = embed(model.encoder, model.augmentation, test)
-    predictions = predict(embeddings, model.clustering.head(), model.config.loss.temperature)
+    predictions = predict(embeddings, model.clustering.head(), model.config.loss.prediction_temperature)
     scores = score_clusters(test, predictions.cluster)
     return {} if scores is None else scores._asdict()
 

@@ -12,6 +12,7 @@ from secu.errors import UserError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 console = Console(highlight=False, markup=False)  # a path may hold [brackets]
+errors = Console(stderr=True, highlight=False, markup=False)
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
 DataRoot = Annotated[
@@ -38,6 +39,11 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Cluster images without labels: stable cluster discrimination (SeCu)."""
+
+
+def tell(line: str) -> None:
+    """Print what the user should know beside the answer, where it does not get into a pipe."""
+    errors.print(line, soft_wrap=True)
 
 
 def parse_time(text: str | None) -> float:

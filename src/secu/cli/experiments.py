@@ -1,4 +1,4 @@
-"""Commands for the paper's experiments: train, evaluate, recipes, data, demo."""
+"""Commands for the paper's experiments: train, repeat, selflabel, evaluate, recipes, data, demo."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from secu.cli.app import DataRoot, Device, Force, Overrides, Resume, RunFolder, TimeLimit, app, console, parse_time
+from secu.cli.app import (
+    DataRoot,
+    Device,
+    Force,
+    Overrides,
+    Resume,
+    RunFolder,
+    TimeLimit,
+    app,
+    console,
+    parse_time,
+    tell,
+)
 
 
 @app.command()
@@ -74,6 +86,62 @@ def repeat(
 
 
 @app.command()
+def selflabel(
+    run: RunFolder,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: RUN-selflabel.")] = None,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="End with the epoch of the best label-free score, not the last.")
+    ] = False,
+    device: Device = "auto",
+    data: DataRoot = None,
+    resume: Resume = False,
+    force: Force = False,
+    time_limit: TimeLimit = None,
+) -> None:
+    """Let a finished run teach itself, in a second training."""
+    from secu.config import merge, parse_overrides
+    from secu.console import ProgressListener
+    from secu.run import Run
+    from secu.selflabel import self_label
+
+    limit = parse_time(time_limit)
+    settings = parse_overrides(overrides or [])
+    if keep_best:
+        settings = merge(settings, {"selflabel": {"keep_best": True}})
+    path = out or run.resolve().with_name(f"{run.resolve().name}-selflabel")
+    with ProgressListener(console) as listener:
+        second, model, outcome = self_label(
+            *(Run.open(run), path, settings),
+            data=data,
+            device=device,
+            resume=resume,
+            force=force,
+            time_limit=limit,
+            listener=listener,
+            tell=tell,
+        )
+    if outcome is None:
+        console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
+        return
+    table = Table("", "before", "after")
+    for name, before in vars(outcome.before).items():
+        values = [before, getattr(outcome.after, name)]
+        if values[0] is not None:
+            table.add_row(
+                name.replace("_", " "),
+                *(f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in values),
+            )
+    console.print(table)
+    for warning in outcome.warnings:
+        console.print(f"warning: {warning}", soft_wrap=True)
+    console.print(
+        f"{outcome.moved:.1%} of the images have another label; finished in {model.seconds:.0f} s: {second.path}",
+        soft_wrap=True,
+    )
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     split: Annotated[str, typer.Option(help="Split of the run's data set.")] = "test",
@@ -89,10 +157,10 @@ def evaluate(
 
     folder = Run.open(run)
     config = folder.config()
-    source = images_of(folder, split, data)
+    source = images_of(folder, split, data, tell=tell)
     model = load_trained(folder, source.shape, choose_device(device))
     embeddings = embed(model.encoder, model.augmentation, source)
-    found = predict(embeddings, model.clustering.head(), config.loss.temperature)
+    found = predict(embeddings, model.clustering.head(), config.loss.prediction_temperature)
     sizes = found.cluster.bincount(minlength=config.heads[0])
     scores = score_clusters(source, found.cluster)
     table = Table("images", "ACC", "NMI", "ARI", "largest", "smallest")

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from secu.cli.app import Device, Force, Overrides, Resume, RunFolder, TimeLimit, app, console, parse_time
+from secu.cli.app import (
+    Device,
+    Force,
+    Overrides,
+    Resume,
+    RunFolder,
+    TimeLimit,
+    app,
+    console,
+    errors,
+    parse_time,
+    tell,
+)
 from secu.errors import UserError
 
 SourceArgument = Annotated[
@@ -19,7 +31,7 @@ AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Go on when more tha
 def fit(
     source: SourceArgument,
     overrides: Overrides = None,
-    clusters: Annotated[int, typer.Option("--clusters", "-k", help="Number of groups.")] = 10,
+    clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="Number of groups. Required.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
     balance: Annotated[float, typer.Option(help="How equal the groups should be: 0 (any size) to 1 (equal).")] = 0.9,
     labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
@@ -36,10 +48,17 @@ def fit(
     from secu.console import DecodeProgress, ProgressListener, show_plan
     from secu.fit import Request, plan_for
     from secu.fit import fit as run_fit
+    from secu.run import Run
 
     limit = parse_time(time_limit)
     if overrides and Path(overrides[0]).exists():  # the shell has turned *.png into many names
         raise UserError(f"source: takes one name, got also {overrides[0]!r}; put a pattern in 'quotes'")
+    if clusters is None:
+        unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"
+        raise UserError(f"--clusters: say how many groups to look for, for example --clusters 8; if unsure, {unknown}")
+    path = out or Path("runs") / (Path(source).name.partition(".")[0].replace("*", "") or "own")
+    if not dry_run:
+        Run.check_free(path, resume=resume, force=force)  # before a million files are listed
     settings = merge({"seed": seed}, parse_overrides(overrides or []))
     request = Request(source, clusters, balance, labels, settings, device, allow_bad)
     opened, plan = plan_for(request)
@@ -47,7 +66,6 @@ def fit(
     if dry_run:
         return
     request = replace(request, source=opened)
-    path = out or Path("runs") / (Path(source).name.partition(".")[0].replace("*", "") or "own")
     with DecodeProgress(console) as progress, ProgressListener(console) as listener:
         run, model, results = run_fit(
             request, path, resume=resume, force=force, time_limit=limit, listener=listener, progress=progress
@@ -56,7 +74,9 @@ def fit(
         console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
         return
     if skipped := getattr(results.images, "skipped", ()):
-        console.print(f"{len(skipped):,} images could not be read: {run.path / 'skipped.csv'}", soft_wrap=True)
+        console.print(
+            f"images that could not be read: {len(skipped):,}, see {run.path / 'skipped.csv'}", soft_wrap=True
+        )
     for warning in results.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if results.scores is not None:
@@ -68,13 +88,15 @@ def fit(
 def report(run: RunFolder, device: Device = "auto") -> None:
     """Write a run's report again, and print where it is."""
     from secu.checkpoint import load_trained
+    from secu.console import DecodeProgress
     from secu.fit import images_of
     from secu.results import find_results, write_run_report
     from secu.run import Run
     from secu.train import choose_device
 
     folder = Run.open(run)
-    images = images_of(folder)
+    with DecodeProgress(errors) as progress:
+        images = images_of(folder, tell=tell, progress=progress)
     model = load_trained(folder, images.shape, choose_device(device))
     console.print(str(write_run_report(folder, model, find_results(folder, model, images))), soft_wrap=True)
 
@@ -87,13 +109,17 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Say which cluster new images belong to."""
-    from secu.data.own import open_source
+    from secu.console import DecodeProgress
+    from secu.data.own import open_source, printable
     from secu.predict import predict_source
     from secu.run import Run
 
-    skipped = predict_source(Run.open(run), open_source(source), output, device)
+    with DecodeProgress(errors) as progress:
+        shown = progress if errors.is_terminal and output != "-" else None  # not into the table, nor into a log
+        skipped = predict_source(Run.open(run), open_source(source), output, device, shown)
     if skipped:
-        typer.echo(f"{skipped} images could not be read and are left out", err=True)
+        first = ": ".join(map(printable, skipped[0]))
+        tell(f"images that could not be read and are left out: {len(skipped):,}, the first {first}")
 
 
 @app.command()
@@ -103,10 +129,12 @@ def sort(
     copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
 ) -> None:
     """Put the pictures into a folder for each cluster, best first."""
+    from secu.console import DecodeProgress
     from secu.run import Run
     from secu.sorting import sort_run
 
-    count = sort_run(Run.open(run), destination, copy=copy)
+    with DecodeProgress(errors) as progress:
+        count = sort_run(Run.open(run), destination, copy=copy, tell=tell, progress=progress)
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
 
 

@@ -4,7 +4,7 @@
 
 const $ = id => document.getElementById(id);
 const content = JSON.parse($("content").textContent);
-const { ids, clusters, pictures, truth } = content;
+const { clusters, pictures, truth } = content;
 const svgNamespace = document.querySelector("svg").namespaceURI;
 
 const count = value => value.toLocaleString("en-US");

@@ -24,6 +24,7 @@ ALIKE = 3  # look-alike clusters on a card
 CURVES = ("loss", "center_loss", "largest", "smallest", "changed", "lr", "acc", "nmi", "ari")
 LARGEST_TABLE = 40  # classes or clusters: beyond, a confusion matrix is no longer read
 MIX_UPS = 8  # most frequent confusions listed
+MOST_PICTURES = 9000  # on all cards together
 
 
 def floats(values: Tensor) -> Floats:
@@ -50,7 +51,9 @@ def pictures_a_card(clusters: int) -> tuple[int, int, int]:
     """Return how many typical, uncertain and outlying pictures a card shows: fewer where there are many cards."""
     if clusters <= 40:
         return 12, 6, 6
-    return (6, 3, 3) if clusters <= 200 else (6, 2, 1)
+    if clusters <= 1000:
+        return (6, 3, 3) if clusters <= 200 else (6, 2, 1)
+    return max(1, MOST_PICTURES // clusters), 0, 0
 
 
 def members_of(cluster_N: Ints, clusters: int) -> list[Ints]:
@@ -159,6 +162,8 @@ def picture_facts(data: ReportData, index: Sequence[int]) -> dict[str, list[Any]
     rows = np.array(index, np.int64)
     return {
         "index": [int(i) for i in rows],
+        "name": [data.ids[i] for i in rows],
+        "cluster": ints(data.cluster)[rows].tolist(),
         "sure": numbers(floats(data.confidence)[rows], 3),
         "second": ints(data.second)[rows].tolist(),
         "secondSure": numbers(floats(data.second_confidence)[rows], 3),
@@ -231,6 +236,7 @@ def content(data: ReportData) -> dict[str, Any]:
     rest = sorted(set(points["index"]) - set(shown))
     return {
         "fingerprint": fingerprint(data),
+        "images": len(data.ids),
         "ids": list(data.ids),
         "cluster": ints(data.cluster).tolist(),
         "clusters": cards,

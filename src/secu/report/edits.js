@@ -43,7 +43,7 @@ function restoreEdits() {
   const valid = {
     names: (key, value) => isPlace(key, clusters) && typeof value === "string",
     merged: (key, value) => isPlace(key, clusters) && isPlace(value, clusters) && typeof value === "number",
-    wrong: (key, value) => isPlace(key, ids) && value === true,
+    wrong: (key, value) => placeOf.has(Number(key)) && value === true,
   };
   for (const kind of Object.keys(valid)) {
     for (const [key, value] of Object.entries(kept[kind] ?? {})) {
@@ -114,31 +114,6 @@ function toggleWrong(index) {
 function startOver() {
   const kinds = ["names", "merged", "wrong"];
   change(kinds.flatMap(kind => Object.keys(edits[kind]).map(key => [kind, key, null])), "All changes are gone.");
-}
-
-// Download: a spreadsheet must take every field as text, so quotes are doubled and a formula is disarmed.
-
-function csvField(value) {
-  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
-function csv() {
-  const wholes = clusters.map((_, cluster) => [root(cluster), nameOf(cluster)]);
-  const rows = ids.map((id, index) => {
-    const cluster = content.cluster[index];
-    const [whole, name] = wholes[cluster];
-    return [id, cluster, name, whole, isWrong(index) ? "yes" : "no"];
-  });
-  const header = ["id", "cluster", "name", "merged_cluster", "marked_wrong"];
-  return [header, ...rows].map(row => `${row.map(csvField).join(",")}\r\n`).join("");
-}
-
-function download() {
-  const address = URL.createObjectURL(new Blob([csv()], { type: "text/csv;charset=utf-8" }));
-  h("a", { href: address, download: "clusters.csv" }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
-  toast(`clusters.csv: ${plural(ids.length, "row", "rows")}.`, false);
 }
 
 let toastTimer = 0;

@@ -40,7 +40,7 @@ function choosePoint(point) {
 
 function showTip(point) {
   const tip = $("map-tip"), [x, y] = toScreen(point), { width, height } = pixelsOf(canvas);
-  const name = oneLine(ids[point.index], 48);
+  const name = oneLine(facts(point.index).name, 48);
   const line = `${oneLine(label(point.cluster), 30)} · ${percent(point.sure)} sure`;
   tip.replaceChildren(thumbnail(point.index), h("strong", {}, name), h("span", {}, line));
   tip.hidden = false;
@@ -68,7 +68,7 @@ function stepTo(right, down) {
   const [x, y] = toScreen(next);
   if (x < 0 || y < 0 || x > width || y > height) moveBy(next.x - camera.x, next.y - camera.y);
   choosePoint(next);
-  announce(`${oneLine(ids[next.index], 80)}, ${label(next.cluster)}, ${percent(next.sure)} sure`);
+  announce(`${oneLine(facts(next.index).name, 80)}, ${label(next.cluster)}, ${percent(next.sure)} sure`);
 }
 
 function showOnMap(cluster) {
@@ -150,6 +150,6 @@ function setUpMap() {
     redrawMap();
   });
   new ResizeObserver(redrawMap).observe(canvas);
-  const all = points.length === ids.length ? "All" : `A sample of ${count(points.length)} of`;
-  $("map-count").textContent = `${all} ${count(ids.length)} pictures, laid out with ${content.map.method}.`;
+  const all = points.length === content.images ? "All" : `A sample of ${count(points.length)} of`;
+  $("map-count").textContent = `${all} ${count(content.images)} pictures, laid out with ${content.map.method}.`;
 }

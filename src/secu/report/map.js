@@ -5,7 +5,7 @@ const HUES = 10;
 const canvas = $("map-canvas");
 const points = content.map.index.map((index, place) => ({
   index, x: content.map.x[place] / 10_000, y: content.map.y[place] / 10_000,
-  cluster: content.cluster[index], sure: facts(index).sure ?? 0,
+  cluster: facts(index).cluster, sure: facts(index).sure ?? 0,
 }));
 const camera = { zoom: 1, x: 0.5, y: 0.5 }; // the world point in the middle
 const chosen = { cluster: null, point: null, pictures: false, colour: "cluster" };

@@ -23,11 +23,11 @@ from secu.report.data import ReportData
 from secu.report.thumbnails import make_sheets
 from secu.run import write_text
 
-BUDGET = 9_500_000  # bytes of the whole file, unless the names alone are more
-LEAST = 400_000  # bytes that are left to the pictures even then
-SCRIPTS = tuple(  # in this order
-    f"{name}.js" for name in ["base", "edits", "pictures", "cards", "map", "explore", "charts", "truth", "app"]
-)
+BUDGET = 9_500_000  # bytes of the whole file
+LEAST = 400_000  # bytes that are left to the pictures even where names of monstrous length take all of that
+NAMES = 4_000_000  # bytes up to which the page holds the name of every image, for the download
+PARTS = ("base", "edits", "download", "pictures", "cards", "map", "explore", "charts", "truth", "app")  # in this order
+SCRIPTS = tuple(f"{name}.js" for name in PARTS)
 UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
@@ -40,6 +40,8 @@ def render(data: ReportData) -> str:
     """Return the whole page."""
     style, script = asset("style.css"), bundle()
     page = content(data)
+    if len(to_json([page["ids"], page["cluster"]]).encode()) > NAMES:
+        page["ids"] = page["cluster"] = None
     used = len(style) + len(script) + len(to_json(page).encode())
     cards, points = page["pictures"]["index"][: page["onCards"]], page["pictures"]["index"][page["onCards"] :]
     budget = max(BUDGET - used, LEAST) * 3 // 4  # base64 makes four bytes of three

@@ -43,8 +43,8 @@ function facts(index) {
   const place = placeOf.get(index);
   const target = pictures.target[place];
   return {
-    name: ids[index],
-    cluster: content.cluster[index],
+    name: pictures.name[place],
+    cluster: pictures.cluster[place],
     sure: pictures.sure[place],
     second: pictures.second[place],
     secondSure: pictures.secondSure[place],

@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from secu.data.images import Images
 from secu.data.own.archives import TAR_SUFFIXES, TarSource, ZipSource
 from secu.data.own.arrays import ArraySource, open_array
@@ -33,6 +30,7 @@ __all__ = [
     "FileSource",
     "OwnImages",
     "Probe",
+    "Skipped",
     "Source",
     "decoded",
     "open_source",
@@ -52,14 +50,26 @@ class OwnImages(Images):
     Attributes:
         ids: The id of each image.
         columns: What the source carries along, by column.
-        rows: The number of each image within its source, int64 (N,).
+        paths: The file of each image; empty where they are no files.
         skipped: Id and reason of each image that could not be read, and is in none of the lists above.
     """
 
     ids: tuple[str, ...] = ()
     columns: Mapping[str, list[Any]] = field(default_factory=dict)
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    paths: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+
+    def only(self, rows: list[int]) -> OwnImages:
+        """Return some of the images, in this order."""
+        return OwnImages(
+            pixels=self.pixels[rows],
+            targets=None if self.targets is None else self.targets[rows],
+            class_names=self.class_names,
+            ids=tuple(self.ids[i] for i in rows),
+            columns={name: [values[i] for i in rows] for name, values in self.columns.items()},
+            paths=tuple(self.paths[i] for i in rows) if self.paths else (),
+            skipped=self.skipped,
+        )
 
 
 def open_source(source: str | Path, labels: str | None = None) -> Source:
@@ -145,7 +155,7 @@ def _joined(source: Source, stored: Stored) -> OwnImages:
     """Join pixels and what is known of them, without the bad ones."""
     import torch
 
-    rows = np.array([i for i in range(len(source)) if i not in stored.bad], np.int64)
+    rows = [i for i in range(len(source)) if i not in stored.bad]
     ids = source.ids
     return OwnImages(
         pixels=torch.from_numpy(stored.pixels),
@@ -153,7 +163,7 @@ def _joined(source: Source, stored: Stored) -> OwnImages:
         class_names=source.class_names,
         ids=tuple(ids[i] for i in rows),
         columns={name: [values[i] for i in rows] for name, values in source.columns.items()},
-        rows=rows,
+        paths=tuple(source.paths[i] for i in rows) if isinstance(source, FileSource) else (),
         skipped=(*source.skipped, *((ids[i], reason) for i, reason in stored.bad.items())),
     )
 
@@ -163,7 +173,7 @@ def _require_enough(source: Source, images: OwnImages, allow_bad: bool) -> None:
     first = f"the first: {': '.join(map(printable, images.skipped[0]))}" if bad else ""
     if bad > MAX_BAD * total and not allow_bad:
         share = f"{bad} of {total} images in {source.name} cannot be read, more than {MAX_BAD:.0%}"
-        raise UserError(f"source: {share}; {first}; pass --allow-bad to go on without them")
+        raise UserError(f"source: {share}; {first}; to go on without them: --allow-bad, in Python allow_bad=True")
     if len(images) < 2:
         raise UserError(
             f"source: only one image in {source.name}; clusters need at least two{f' ({first})' * (bad > 0)}"

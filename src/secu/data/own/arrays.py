@@ -6,12 +6,14 @@ the last is. Values are understood by their range over the whole array, never im
 - uint8 as it is, bool as 0 and 255;
 - other integers: 0 to 255 as they are, else 0 to 65,535 as 16-bit (the lower 8 bits are dropped);
 - floats: 0 to 1 times 255, else 0 to 255 as they are, rounded.
+
+New arrays are understood as those that a run was trained on (``read_as``), so that a few dark images are no other ones.
 """
 
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from secu.errors import UserError
 IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # of an .npz that holds several such arrays
 SLACK = 1e-4  # by which floats may pass the ends of their range, as after scaling an image
 BLOCK = 64 << 20  # bytes looked at in one go
+FACTORS = {"float 0..1": 255.0, "float 0..255": 1.0, "int 0..255": 1.0, "int 0..65535": 1 / 256}  # to 0 to 255
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
 
@@ -49,9 +52,39 @@ class ArraySource(Source):
     ) -> None:
         name = printable(name)
         self.array = _channels_last(name, array)
-        self.factor, self.note = _factor(name, array)
-        self.stamp = stamp
+        self.stamp, self.factor, self.low, self.high = stamp, 1.0, 0.0, 0.0
         super().__init__(name, place, [str(i) for i in range(len(array))], columns=columns)
+        if array.dtype.kind == "b":
+            self.factor, self.note = 255.0, "true and false are taken as 255 and 0"
+        elif array.dtype != np.uint8 and len(array):
+            self.low, self.high = _range(name, array)
+            self._understand(_values(name, array.dtype, self.low, self.high))
+
+    def read_as(self, values: str | None) -> None:
+        """Understand values as a run understood those it was trained on, whatever their own range suggests.
+
+        Values of another type (uint8 for floats) are left as they are.
+
+        Raises:
+            UserError: They cannot be on that scale.
+        """
+        if not values or not self.values or values.split()[0] != self.values.split()[0]:
+            return
+        dark = values == "int 0..65535" or self.high <= 0  # a smaller range, but nothing against the larger one
+        if values != self.values and not dark:
+            found = f"{self.name} holds values from {self.low:g} to {self.high:g}, which are taken as {self.values}"
+            raise UserError(f"source: {found}; the run was trained on {values}: scale them alike")
+        self._understand(values)
+
+    def take(self, rows: Sequence[int]) -> None:
+        """Keep these images alone; ids are numbers, so that those of an array that grew are its beginning."""
+        assert list(rows) == list(range(len(rows)))
+        super().take(rows)
+        self.array = self.array[: len(rows)]
+
+    def _understand(self, values: str) -> None:
+        self.values, self.factor = values, FACTORS[values]
+        self.note = f"values from {self.low:g} to {self.high:g} are taken as {values}"
 
     def read(self, i: int) -> Raw:
         """Return the pixels of image ``i``: uint8 (H, W) or (H, W, 3)."""
@@ -138,25 +171,16 @@ def _channels_last(name: str, array: NDArray[Any]) -> NDArray[Any]:
     raise wrong
 
 
-def _factor(name: str, array: NDArray[Any]) -> tuple[float, str]:
-    """Return what values are multiplied with to lie in 0 to 255, and how that was decided."""
-    kind = array.dtype.kind
-    if array.dtype == np.uint8 or len(array) == 0:
-        return 1.0, ""
-    if kind == "b":
-        return 255.0, "true and false are taken as 255 and 0"
-    if kind not in "uif":
-        raise UserError(f"source: {name} holds values of type {array.dtype}; valid: uint8, other integers, floats")
-    low, high = _range(name, array)
-    if kind == "f" and low >= -SLACK and high <= 1 + SLACK:
-        return 255.0, f"floats from {low:g} to {high:g} are taken as 0 to 1"
-    slack = 255 * SLACK if kind == "f" else 0
-    if low >= -slack and high <= 255 + slack:
-        return 1.0, f"{array.dtype} values from {low:g} to {high:g} are taken as 0 to 255"
-    if low >= 0 and high <= 65_535 and kind != "f":
-        return 1 / 256, f"integers from {low:g} to {high:g} are taken as 16-bit, 0 to 65,535"
-    valid = "0 to 1 or 0 to 255" if kind == "f" else "0 to 255 or 0 to 65535"
-    raise UserError(f"source: {name} holds {array.dtype} values from {low:g} to {high:g}; valid: {valid}")
+def _values(name: str, kind: np.dtype[Any], low: float, high: float) -> str:
+    """Return how values of this range are understood."""
+    floats = kind.kind == "f"
+    for values in FACTORS:
+        word, highest = values.split(" 0..")
+        slack = SLACK * int(highest) if floats else 0
+        if (word == "float") == floats and low >= -slack and high <= int(highest) + slack:
+            return values
+    valid = "0 to 1 or 0 to 255" if floats else "0 to 255 or 0 to 65535"
+    raise UserError(f"source: {name} holds {kind} values from {low:g} to {high:g}; valid: {valid}")
 
 
 def _blocks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -175,6 +199,8 @@ def _hash(array: NDArray[Any]) -> str:
 
 def _range(name: str, array: NDArray[Any]) -> tuple[float, float]:
     """Return the lowest and highest value."""
+    if array.dtype.kind not in "uif":
+        raise UserError(f"source: {name} holds values of type {array.dtype}; valid: uint8, other integers, floats")
     low, high, broken, first = np.inf, -np.inf, 0, -1
     for start, block in _blocks(array):
         lowest, highest = float(block.min()), float(block.max())

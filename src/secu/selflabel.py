@@ -1,0 +1,271 @@
+"""Self-labeling: a finished run → a second run of the same images, whose model taught itself (teaching.py).
+
+What the paper leaves open is found from the images alone, by the labels of their random views (those that the first run
+trained on). As large a share of the images is taught as views agree with their image: the temperature at the start,
+and a sharpening later, make so many surer than 0.9. The label-free score of an epoch is the mutual information between
+the labels of images and of their views. At the end the model's mean confidence is set to their agreement. What changed
+is in selflabel.json, in numbers.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secu.augment import Augmentation
+from secu.checkpoint import Trained, load_trained
+from secu.config import Config, merge, resolve
+from secu.data import ImageSource, load
+from secu.data.own import OwnImages
+from secu.data.own.known import Known, changes
+from secu.errors import UserError
+from secu.evaluate import Consistency, choose, consistency, embed, find_temperature
+from secu.fit import images_of
+from secu.metrics import calibration_error, matched
+from secu.results import write_results
+from secu.run import Run, void, write_json
+from secu.teaching import Teaching
+from secu.train import Listener, check, choose_device, train
+
+STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
+LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
+LEARNING_RATE = 0.03  # at the largest batch; falls in proportion
+LOOKED_AT, GLANCED_AT = 10_000, 2_000  # images whose views are compared, before and after, and after every epoch
+WORSE = 0.1  # of the label-free score, from which on the user is warned
+
+
+@dataclass(frozen=True)
+class State:
+    """What can be said of a model with these images, most of it without true labels."""
+
+    information: float  # the label-free score: what the label of a random view tells of its image's, 0 to 1
+    agreement: float  # share of random views that have the label of their image
+    confidence: float  # mean over all images
+    confident: float  # share of images surer than selflabel.confidence
+    largest: int
+    smallest: int
+    calibration_error: float | None  # on images whose true class is known
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What self-labeling changed."""
+
+    before: State
+    after: State
+    moved: float  # share of images that have another label than before
+    warnings: tuple[str, ...]
+
+
+def self_label(
+    source: Run,
+    out: Path,
+    overrides: dict[str, Any] | None = None,
+    *,
+    images: ImageSource | None = None,
+    data: Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    force: bool = False,
+    time_limit: float = math.inf,
+    listener: Listener | None = None,
+    tell: Callable[[str], None] = void,
+    report: bool = True,
+) -> tuple[Run, Trained, Outcome | None]:
+    """Train the model of a finished run on its own confident labels; no outcome if the time limit came first.
+
+    ``images`` are those of the run, if they are at hand; else they are found again, and ``tell`` hears of own images
+    that are no longer there. Without ``report`` the tables are written, but not the pictures.
+    """
+    if out.resolve() == source.path.resolve():
+        raise UserError(f"out: {out} is the run to start from; name another folder")
+    Run.check_free(out, force=force, resume=resume)
+    require_finished(source)
+    place, listener = choose_device(device), listener or Listener()
+    images = images or images_of(source, data=data, tell=tell)
+    test, known = scored_images(source, images, data), known_images(source, images)
+    first = load_trained(source, images.shape, place)
+    views = random_views(first.config, images.shape).to(place)
+    cosines_NK = embed(first.encoder, first.augmentation, images) @ first.clustering.head().T
+    share = look(first, views, images, LOOKED_AT).agreement
+    begun = Run.to_resume(out) if resume else None
+    if begun is None:
+        second = second_config(source, cosines_NK, share, overrides or {})
+    else:
+        second = begun_config(begun, source, known, overrides or {})
+    check(second, images, device)
+    run = Run.start(out, second, resume=resume, force=force)
+    if known:
+        write_json(run.path / "images.json", known)
+
+    def prepare(model: Trained) -> None:
+        teaching(model).begin(cosines_NK.argmax(-1), share)
+
+    def observe(model: Trained) -> dict[str, float]:
+        seen = look(model, views, images, GLANCED_AT)
+        teaching(model).share.fill_(seen.agreement)
+        return seen._asdict()
+
+    watch: dict[str, Any] = {"listener": listener, "prepare": prepare, "observe": observe}
+    try:
+        model = train(second, images, run, test=test, device=device, resume=resume, time_limit=time_limit, **watch)
+    except UserError:
+        run.discard_empty()
+        raise
+    if not model.finished:
+        return run, model, None
+    outcome = finish(run, first, model, views, images, test or images)
+    write_results(run, model, images, pictures=report, tell=listener.busy)
+    return run, model, outcome
+
+
+def teaching(model: Trained) -> Teaching:
+    """Return what stands in the clustering's place."""
+    assert isinstance(model.clustering, Teaching)
+    return model.clustering
+
+
+def random_views(config: Config, shape: tuple[int, int, int]) -> Augmentation:
+    """Return the augmentation that SeCu itself trained with, also where the run to start from taught itself."""
+    channels, height, width = shape
+    return Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
+
+
+def look(model: Trained, views: Augmentation, images: ImageSource, most: int) -> Consistency:
+    """Compare the labels of some of the images, spread evenly, with those of their random views."""
+    index_N = torch.arange(0, len(images), max(1, len(images) // most))
+    return consistency(model.encoder, views, model.clustering.head(), images, index_N)
+
+
+def require_finished(run: Run) -> None:
+    """Refuse a run whose training has not come to its end."""
+    record = run.path / "run.json"
+    if not record.is_file() or not json.loads(record.read_text(encoding="utf-8"))["finished"]:
+        raise UserError(f"run: {run.path} is not finished; go on with it first (--resume)")
+
+
+def scored_images(source: Run, images: ImageSource, root: Path | None) -> ImageSource | None:
+    """Return what the run was scored on, if anything."""
+    data = source.config().data
+    if data.name == "own":
+        return images if data.labels else None
+    return load(data.name, data.test, root, data.image_size)
+
+
+def known_images(source: Run, images: ImageSource) -> Known:
+    """Return what the second run notes of its images: those of the first run that are still there, if that one did."""
+    known = source.images()
+    return {name: known[name] for name in images.ids} if isinstance(images, OwnImages) and known else {}
+
+
+def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any]) -> Config:
+    """Return the config of the second run that is to be resumed, after a look whether it is one, and of this run."""
+    config = run.config()
+    if config.selflabel is None or config.init_from is None:
+        raise UserError(f"resume: {run.path} is no run of self-labeling")
+    if Path(config.init_from).resolve() != source.path.resolve():
+        raise UserError(f"resume: {run.path} was started from {config.init_from}, got {source.path}")
+    if told := changes(run.images() or known, known):
+        raise UserError(f"resume: the images changed since {run.path} began: {told}; put them back, or begin a new run")
+    return resolve(merge(config.model_dump(mode="json"), overrides))
+
+
+def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict[str, Any]) -> Config:
+    """Return the config of the second stage: the first run's images, encoder and first head; the paper's schedule.
+
+    The temperature makes that share of the images sure. Few images get a smaller batch, so that an epoch has as many
+    steps as the paper's; the learning rate follows it.
+    """
+    first, images = source.config(), len(cosines_NK)
+    wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
+    settings = first.model_dump(mode="json") | {
+        "description": f"self-labeling of {source.path.name}",
+        "paper": None,
+        "init_from": str(source.path),
+        "heads": [first.heads[0]],
+        "constraint": {"kind": "none"},
+        "centers": {"kind": "sgd", "lr": 0.0},
+        "selflabel": {},
+    }
+    settings["optim"] = {
+        "name": "sgd",
+        "momentum": 0.9,
+        "weight_decay": first.optim.weight_decay,
+        "batch_size": min(max(wanted, SMALLEST_BATCH), LARGEST_BATCH, images),
+        "epochs": 100,
+        "initial_epochs": 0,
+        "warmup_epochs": 0,
+        "mixed_precision": first.optim.mixed_precision,
+    }
+    asked = resolve(merge(settings, overrides))
+    if asked.heads != first.heads[:1] or asked.selflabel is None:
+        raise UserError(f"selflabel: teaches the first head of {source.path}, so heads must be [{first.heads[0]}]")
+    settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
+    limit = asked.selflabel.confidence
+    temperature = find_temperature(cosines_NK, share, lambda confidence_N: (confidence_N > limit).float().mean())
+    settings["loss"] = {"temperature": round(temperature, 4)}
+    return resolve(merge(settings, overrides))
+
+
+def finish(
+    run: Run, first: Trained, model: Trained, views: Augmentation, images: ImageSource, scored: ImageSource
+) -> Outcome:
+    """Calibrate the new model's confidence, and write down what changed."""
+    assert model.config.selflabel is not None
+    limit = model.config.selflabel.confidence
+    before, labels_N = state(first, views, images, scored, limit)
+    seen = look(model, views, images, LOOKED_AT)
+    cosines_NK = embed(model.encoder, model.augmentation, images) @ model.clustering.head().T
+    temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
+    model.config = run.amend({"loss": {"confidence_temperature": temperature}})
+    after, new_labels_N = state(model, views, images, scored, limit)
+    moved = float((new_labels_N != labels_N).float().mean())
+    outcome = Outcome(before, after, moved, tuple(worries(before, after)))
+    write_json(run.path / "selflabel.json", asdict(outcome))
+    return outcome
+
+
+def state(
+    model: Trained, views: Augmentation, images: ImageSource, scored: ImageSource, limit: float
+) -> tuple[State, Tensor]:
+    """Look at a model's labels of the images, which are returned, too, and at its confidence, if classes are known."""
+    centers_KD, temperature = model.clustering.head(), model.config.loss.prediction_temperature
+    found = choose(embed(model.encoder, model.augmentation, images) @ centers_KD.T, temperature)
+    sizes = torch.bincount(found.cluster, minlength=len(centers_KD))
+    error = None
+    if scored.targets is not None and bool((scored.targets >= 0).any()):
+        known = scored.targets >= 0
+        told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
+        right = matched(scored.targets[known].numpy(), told.cluster[known].numpy())
+        error = calibration_error(told.confidence[known].numpy(), right)
+    seen = look(model, views, images, LOOKED_AT)
+    return State(
+        information=seen.information,
+        agreement=seen.agreement,
+        confidence=float(found.confidence.mean()),
+        confident=float((found.confidence > limit).float().mean()),
+        largest=int(sizes.max()),
+        smallest=int(sizes.min()),
+        calibration_error=error,
+    ), found.cluster
+
+
+def worries(before: State, after: State) -> list[str]:
+    """Return what makes the second model doubtful, judged without true labels."""
+    found = []
+    if after.information < before.information - WORSE:
+        found.append(
+            "the clusters stand up less to random changes of the images (label-free score "
+            f"{before.information:.3f} before, {after.information:.3f} now): keep the first run, or lower optim.lr"
+        )
+    if after.smallest < before.smallest / 2:
+        found.append(
+            f"the smallest cluster fell from {before.smallest:,} to {after.smallest:,} images: "
+            "raise selflabel.smallest, or keep the first run"
+        )
+    return found

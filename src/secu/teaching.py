@@ -1,0 +1,96 @@
+"""Self-labeling: how a clustered model teaches itself.
+
+Every image is seen twice, weakly and strongly changed. The weak view says to which cluster the image belongs and how
+sure that is; what is sure is taught to the strong view. Shapes: S embeddings an image (weak, then strong), B images of
+a batch, N of the data set, K clusters, D dimensions.
+
+Two things are known to go wrong. Both are held back by dual ascent, as clusters are in SeCu itself (constraints.py):
+
+- A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
+  bonus on its cosines until it has that half again.
+- Everything becomes sure, right or wrong, or too little does, and what is not taught is forgotten. The share of sure
+  images is held where ``share`` wants it, by sharpening or blunting the probabilities that say who is sure.
+"""
+
+import torch
+from torch import Tensor
+
+from secu.clustering import Clustering, Losses
+from secu.config import Config
+from secu.errors import UserError
+from secu.losses import balanced_cross_entropy
+
+LARGEST_BONUS = 10  # temperatures: wins every image that is not sure, and is soon gone when it is no longer needed
+
+
+class Teaching(Clustering):
+    """The first head as a classifier, with what self-labeling has to remember."""
+
+    first_labels: Tensor
+    first_share: Tensor
+    share: Tensor
+    bonus: Tensor
+    log_sharpness: Tensor
+    taught: Tensor
+    epoch: Tensor
+
+    def __init__(self, config: Config, images: int, dim: int) -> None:
+        super().__init__(config, images, dim)
+        assert config.selflabel is not None
+        self.settings, clusters = config.selflabel, config.heads[0]
+        self.register_buffer("first_labels", torch.zeros(images, dtype=torch.int64))
+        self.register_buffer("first_share", torch.zeros(clusters))
+        self.register_buffer("share", torch.ones(()))  # of the images that should be sure
+        self.register_buffer("bonus", torch.zeros(clusters))
+        self.register_buffer("log_sharpness", torch.zeros(()))
+        self.register_buffer("taught", torch.zeros(()))  # images of this epoch so far
+        self.register_buffer("epoch", torch.zeros(()))
+
+    def begin(self, labels_N: Tensor, share: float) -> None:
+        """Take the labels that the images have at the start, and the share of them that may be sure."""
+        self.first_labels.copy_(labels_N)
+        self.labels[:, 0] = self.first_labels
+        self.first_share.copy_(self.sizes() / len(labels_N))
+        self.share.fill_(share)
+
+    def start_epoch(self) -> None:
+        """Count an epoch, and what is taught in it anew."""
+        if not self.first_share.any():
+            raise UserError("selflabel: there are no labels to start from; use the command secu selflabel")
+        super().start_epoch()
+        self.taught.zero_()
+        self.epoch.add_(1)
+
+    def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:
+        """Return the loss of the strong views; there is none for the centers."""
+        centers_KD, temperature, settings = self.centers.unit()[0], self.config.temperature, self.settings
+        with torch.no_grad():
+            cosines_BK = embeddings_SBD[0] @ centers_KD.T + self.bonus
+            chances_BK = torch.softmax(cosines_BK / temperature * self.log_sharpness.exp(), -1)
+            sureness_B, weak_B = chances_BK.max(-1)
+            sure_B = sureness_B > settings.confidence
+            warming_up = self.epoch <= settings.warmup_epochs
+            labels_B = torch.where(warming_up, self.first_labels[index_B], weak_B)
+            taught_B = warming_up | sure_B
+            self._hold_back(weak_B, sure_B)
+            self.labels[index_B] = weak_B.unsqueeze(-1)
+            self.taught.add_(taught_B.sum())
+        loss = balanced_cross_entropy(embeddings_SBD[1] @ centers_KD.T / temperature, labels_B, taught_B)
+        return Losses(loss, torch.zeros_like(loss))
+
+    def _hold_back(self, weak_B: Tensor, sure_B: Tensor) -> None:
+        """Answer to what the batch says of the size of clusters and of the share of sure images."""
+        settings, size = self.settings, weak_B.shape[0]
+        ones_B = torch.ones(size, device=weak_B.device)
+        share_K = torch.zeros_like(self.bonus).scatter_add_(0, weak_B, ones_B) / size
+        missing_K = settings.smallest * self.first_share - share_K
+        self.bonus.add_(settings.dual_lr * missing_K).clamp_(0, LARGEST_BONUS * self.config.temperature)
+        self.log_sharpness.add_(settings.dual_lr * (self.share - sure_B.float().mean()))
+
+    def record(self) -> dict[str, float]:
+        """Return what the epoch says of itself, without any true label."""
+        return {
+            "taught": float(self.taught / len(self.first_labels)),
+            "moved": float((self.labels[:, 0] != self.first_labels).float().mean()),
+            "held_up": float((self.bonus > 0).sum()),
+        }

@@ -1,0 +1,305 @@
+"""Self-labeling step by step: who is taught what, against plain Python numbers, and what holds a cluster up."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from secu.checkpoint import build
+from secu.config import Config, load_config
+from secu.data import Images
+from secu.engine import ClusterStep, Engine
+from secu.errors import UserError
+from secu.evaluate import embed
+from secu.teaching import Teaching
+from test_clustering import BATCH, DIM, IMAGES, dot, draw_embeddings, normalise, softmax
+
+CLUSTERS, SHARE = 4, 0.6
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Reference:
+    """The docstrings of teaching.py, image by image and number by number."""
+
+    def __init__(self, config: Config, centers_KD: Tensor, first_labels: list[int]) -> None:
+        assert config.selflabel is not None
+        self.settings, self.temperature = config.selflabel, config.loss.temperature
+        self.centers = [normalise(w) for w in centers_KD.tolist()]
+        self.first, self.memory = first_labels, list(first_labels)
+        self.bonus, self.sharpness, self.epoch = [0.0] * CLUSTERS, 1.0, 0
+        self.unsure = self.bonus_decided = self.sharpness_decided = 0
+
+    def start_epoch(self) -> None:
+        self.taught = 0
+        self.epoch += 1
+
+    def step(self, x_SBD: list[list[list[float]]], index: list[int]) -> tuple[float, list[list[float]]]:
+        """Return the loss, and its gradient to the embedding of every strong view."""
+        weak, sure, limit = [], [], self.settings.confidence
+        for b in range(len(index)):
+            cosines = [dot(x_SBD[0][b], w) for w in self.centers]
+            held = [cosine + bonus for cosine, bonus in zip(cosines, self.bonus, strict=True)]
+            weak.append(held.index(max(held)))
+            self.bonus_decided += weak[b] != cosines.index(max(cosines))
+            sure.append(softmax([value / self.temperature * self.sharpness for value in held])[weak[b]] > limit)
+            blunt = softmax([value / self.temperature for value in held])[weak[b]] > limit
+            self.sharpness_decided += sure[b] != blunt
+        self.unsure += len(sure) - sum(sure)
+        if self.epoch <= self.settings.warmup_epochs:
+            taught, labels = [True] * len(index), [self.first[i] for i in index]
+        else:
+            taught, labels = sure, weak
+        self.taught += sum(taught)
+        self.remember(weak, sure, index)
+        return self.learn(x_SBD[1], labels, taught)
+
+    def remember(self, weak: list[int], sure: list[bool], index: list[int]) -> None:
+        rate = self.settings.dual_lr
+        for i, label in zip(index, weak, strict=True):
+            self.memory[i] = label
+        for k in range(CLUSTERS):
+            wanted = self.settings.smallest * self.first.count(k) / IMAGES
+            held_up = self.bonus[k] + rate * (wanted - weak.count(k) / len(weak))
+            self.bonus[k] = min(max(0.0, held_up), 10 * self.temperature)
+        self.sharpness *= math.exp(rate * (SHARE - sum(sure) / len(sure)))
+
+    def learn(self, x_BD: list[list[float]], labels: list[int], taught: list[bool]) -> tuple[float, list[list[float]]]:
+        """Mean over the labels that are taught of the mean cross-entropy of their images."""
+        loss, slope = 0.0, [[0.0] * DIM for _ in labels]
+        present = {y for y, yes in zip(labels, taught, strict=True) if yes}
+        for b, (x, y) in enumerate(zip(x_BD, labels, strict=True)):
+            if not taught[b]:
+                continue
+            alike = sum(yes and label == y for label, yes in zip(labels, taught, strict=True))
+            p = softmax([dot(x, w) / self.temperature for w in self.centers])
+            loss -= math.log(p[y]) / alike / len(present)
+            for k, w in enumerate(self.centers):
+                for d in range(DIM):
+                    slope[b][d] += (p[k] - (k == y)) * w[d] / self.temperature / alike / len(present)
+        return loss, slope
+
+
+def make(images: int = IMAGES, dim: int = DIM, heads: int = CLUSTERS, temperature: float = 0.1, **settings):
+    config = Config.model_validate({"heads": [heads], "loss": {"temperature": temperature}, "selflabel": settings})
+    torch.manual_seed(3)
+    return config, Teaching(config, images, dim)
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize(("warmup", "confidence"), [(2, 0.8), (0, 0.6), (5, 0.9)])
+def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence):
+    """Five epochs of five batches: loss, gradient, bonus, sharpness, memory and counts, after every single step."""
+    config, teaching = make(warmup_epochs=warmup, confidence=confidence, dual_lr=0.5)
+    first = [i % CLUSTERS for i in range(IMAGES)]
+    teaching.begin(torch.tensor(first), SHARE)
+    reference = Reference(config, teaching.centers.weight[0].detach(), first)
+    for epoch in range(5):
+        teaching.start_epoch()
+        reference.start_epoch()
+        for index in torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch)).split(BATCH):
+            x = draw_embeddings(outputs, index, epoch).requires_grad_()
+            losses = teaching.step(x, index)
+            expected, slope = reference.step(x.tolist(), index.tolist())
+            losses.representation.backward()
+            assert losses.representation.item() == pytest.approx(expected, abs=1e-10)
+            assert losses.centers.item() == 0
+            torch.testing.assert_close(x.grad[1], torch.tensor(slope), rtol=1e-8, atol=1e-10)
+            assert (x.grad[[s for s in range(outputs) if s != 1]] == 0).all()
+            assert teaching.labels[:, 0].tolist() == reference.memory
+            assert int(teaching.taught) == reference.taught
+            assert teaching.bonus.tolist() == pytest.approx(reference.bonus, abs=1e-12)
+            assert teaching.log_sharpness.exp().item() == pytest.approx(reference.sharpness, abs=1e-6)
+        record = teaching.record()
+        assert record["taught"] == pytest.approx(reference.taught / IMAGES)
+        moved = sum(now != start for now, start in zip(reference.memory, first, strict=True))
+        assert record["moved"] == pytest.approx(moved / IMAGES)
+        assert record["held_up"] == sum(value > 0 for value in reference.bonus)
+    # Else one of them could be left out.
+    assert min(reference.bonus_decided, reference.unsure, reference.sharpness_decided) > 0
+
+
+def test_all_images_learn_the_first_labels_while_warming_up_and_their_own_afterwards():
+    """Every image lies on a center other than that of its first label."""
+    _, teaching = make(warmup_epochs=2)
+    first, index = torch.arange(IMAGES) % CLUSTERS, torch.arange(IMAGES)
+    teaching.begin(first, 1)
+    x_BD = teaching.head()[(first + 1) % CLUSTERS]
+    losses = []
+    for _ in range(3):
+        teaching.start_epoch()
+        teaching.bonus.zero_()
+        loss = teaching.step(torch.stack([x_BD, x_BD]), index).representation
+        logits = x_BD @ teaching.head().T / 0.1
+        losses.append(loss.item())
+        taught = first if len(losses) < 3 else (first + 1) % CLUSTERS
+        weight = 1 / torch.bincount(taught, minlength=CLUSTERS)
+        assert loss.item() == pytest.approx(F.cross_entropy(logits, taught, weight).item(), rel=1e-5)
+        assert teaching.labels[:, 0].tolist() == ((first + 1) % CLUSTERS).tolist()
+    assert losses[0] == losses[1] > losses[2] + 1
+    assert teaching.record()["taught"] == 1
+    assert teaching.record()["moved"] == 1
+
+
+def test_labels_at_the_start_are_remembered_and_counted():
+    _, teaching = make()
+    first = torch.tensor([0] * 11 + [2] * 8 + [1] * 3)
+    teaching.begin(first, 0.7)
+    assert float(teaching.share) == pytest.approx(0.7)
+    assert teaching.labels[:, 0].tolist() == first.tolist()
+    assert teaching.sizes().tolist() == [11, 3, 8, 0]
+    assert teaching.first_share.tolist() == pytest.approx([11 / 22, 3 / 22, 8 / 22, 0])
+
+
+def test_without_labels_to_start_from_there_is_nothing_to_teach():
+    """What ``secu train selflabel.confidence=0.8`` would do."""
+    _, teaching = make()
+    with pytest.raises(UserError, match="no labels to start from; use the command secu selflabel"):
+        teaching.start_epoch()
+
+
+def test_a_checkpoint_holds_what_a_step_needs():
+    config, one = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5)
+    one.begin(torch.arange(IMAGES) % CLUSTERS, SHARE)
+    for epoch in range(2):
+        one.start_epoch()
+        for index in torch.arange(IMAGES).split(BATCH):
+            one.step(draw_embeddings(2, index, epoch), index)
+    other = Teaching(config, IMAGES, DIM)
+    other.load_state_dict(one.state_dict())
+    assert one.record() == other.record()
+    losses = []
+    for teaching in (one, other):
+        teaching.start_epoch()
+        index = torch.arange(8)
+        losses.append(teaching.step(draw_embeddings(2, index, 2), index).representation.item())
+    assert losses[0] == losses[1] > 0
+    assert one.log_sharpness != 0
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_a_compiled_step_equals_the_plain_one():
+    """Warm-up and two epochs after it, from the same state with the same embeddings."""
+    _, plain = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5)
+    plain.begin(torch.arange(IMAGES) % CLUSTERS, SHARE)
+    compiled = copy.deepcopy(plain)
+    step = torch.compile(compiled.step, fullgraph=True, dynamic=False, backend="aot_eager")
+    shares = []
+    for epoch in range(3):
+        for teaching in (plain, compiled):
+            teaching.start_epoch()
+        for index in torch.arange(20).split(BATCH):
+            x, y = (draw_embeddings(4, index, epoch).requires_grad_() for _ in range(2))
+            mine, theirs = plain.step(x, index).representation, step(y, index).representation
+            for loss in (mine, theirs):
+                loss.backward()
+            torch.testing.assert_close(mine, theirs)
+            torch.testing.assert_close(x.grad, y.grad)
+        for name, value in plain.named_buffers():
+            assert torch.equal(value, dict(compiled.named_buffers())[name]), name
+        shares.append(plain.record()["taught"])
+    assert shares[0] == pytest.approx(20 / IMAGES)
+    assert shares[0] > shares[1] > 0
+
+
+# The share of sure images
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.1, 0.01])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_share_of_sure_images_is_held_where_it_is_wanted(temperature, share):
+    """Whether all images would be sure, or none: so many are taught after some epochs, and they are the surest."""
+    _, teaching = make(200, 2, 2, temperature, warmup_epochs=0, smallest=0)
+    with torch.no_grad():
+        teaching.centers.weight.copy_(torch.eye(2))
+    teaching.begin(torch.arange(200) % 2, share)
+    angle = torch.linspace(0, 0.2 * math.pi, 200)[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    x_BD = torch.stack([angle.cos(), angle.sin()], 1)  # the smaller the angle, the surer
+    taught, told = [], []
+    for _ in range(400):
+        teaching.start_epoch()
+        x = torch.stack([x_BD, x_BD.flip(1)]).requires_grad_()  # strong views that have everything to learn
+        teaching.step(x, torch.arange(200)).representation.backward()
+        taught.append(x.grad[1].abs().sum(-1) > 0)
+        told.append(teaching.record()["taught"])
+    assert told[0] in (0, 1) or abs(told[0] - share) > 0.05
+    assert float(taught[-1].float().mean()) == pytest.approx(told[-1]) == pytest.approx(share, abs=0.02)
+    assert angle[taught[-1]].max() < angle[~taught[-1]].min()
+
+
+# The guard
+
+
+@pytest.mark.parametrize(("smallest", "least", "most"), [(0.0, 0, 0), (0.5, 45, 70), (0.8, 72, 90)])
+def test_a_cluster_whose_images_drift_to_another_is_held_at_half_of_its_size(smallest, least, most):
+    """Three clusters of 100; the images of the last move to the first, each at its own pace, in fixed embeddings."""
+    _, teaching = make(300, 3, 3, smallest=smallest)
+    with torch.no_grad():
+        teaching.centers.weight.copy_(torch.eye(3))
+    first = torch.arange(300) % 3
+    teaching.begin(first, 1)
+    pace, start = 0.6 + 0.4 * torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.eye(3)[first]
+    for epoch in range(40):
+        way = (pace * min(epoch / 20, 1) * (first == 2))[:, None]
+        x_ND = F.normalize((1 - way) * start + way * torch.eye(3)[0], dim=-1)
+        teaching.start_epoch()
+        for index in torch.randperm(300, generator=torch.Generator().manual_seed(epoch)).split(50):
+            teaching.step(torch.stack([x_ND[index]] * 2), index)
+    sizes = teaching.sizes().tolist()
+    assert least <= sizes[2] <= most
+    assert sizes[1] == 100
+    assert teaching.bonus[:2].max() < 0.01  # hardly anything is given to those who need nothing
+    assert teaching.bonus[2] > 0.2 if smallest else teaching.record()["held_up"] == 0
+
+
+def shades(images: int) -> tuple[Images, Tensor]:
+    """Three kinds of image, a bright quadrant each; the last in all shades, of which two clusters have a half each."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 40, (images, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    kind, shade = torch.arange(images) % 3, torch.rand(images, generator=generator)
+    level = (90 + 120 * torch.where(kind == 2, shade, 1)).to(torch.uint8).view(-1, 1, 1, 1)
+    for k in range(3):
+        top, left = 4 * (k // 2), 4 * (k % 2)
+        pixels[k::3, :, top : top + 4, left : left + 4] += level[k::3]
+    return Images(pixels), torch.where((kind == 2) & (shade > 0.5), 3, kind)
+
+
+def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
+    """Where one shade ends and the other begins is for the model to say, and it moves on until one is gone.
+
+    How far it moves is chaotic: the last digits of a learning rate change it. Of 5 seeds at 0.0199, 0.02 and 0.0201
+    each, 8 of 15 trainings lose a cluster without the guard and none with it; in 4 of those 15 the model itself, to
+    which the bonus is unknown, ends with less than 0.45 of the smallest cluster's images. Hence three of the seeds, of
+    which two or three lost a cluster at each rate, and for the model no more than that none is gone.
+    """
+    images, first = shades(240)
+    schedule = ["optim.batch_size=16", "optim.epochs=24", "optim.initial_epochs=0", "optim.warmup_epochs=0"]
+    fixed = ["centers.lr=0", "constraint.kind=none", "optim.lr=0.02", "loss.temperature=0.1", "encoder.dim=16"]
+    teaching = ["warmup_epochs=5", "operations=0", "cutout=0.3"]
+    smallest = {}
+    for seed, guard in itertools.product((0, 1, 4), (0, 0.5)):
+        settings = [f"selflabel.{setting}" for setting in (*teaching, f"smallest={guard}")]
+        config = load_config("digits", ["heads=[4]", f"seed={seed}", *schedule, *fixed, *settings])
+        model = build(config, len(images), images.shape, CPU)
+        step = ClusterStep(config, images, model.augmentation, model.encoder, model.clustering, CPU)
+        model.clustering.begin(first, 1)
+        for number in range(24):
+            Engine([step], "eager").epoch(number)
+        cosines = embed(model.encoder, model.augmentation, images) @ model.clustering.head().T
+        sizes = (model.clustering.sizes(), cosines.argmax(-1).bincount(minlength=4))
+        smallest[seed, guard] = [int(counts.min()) for counts in sizes]
+    assert any(smallest[seed, 0] == [0, 0] for seed in (0, 1, 4))
+    labels, found = zip(*(smallest[seed, 0.5] for seed in (0, 1, 4)), strict=True)
+    assert min(labels) > 0.4 * int(first.bincount().min())
+    assert min(found) > 0
