@@ -25,6 +25,20 @@ def test_step(tmp_path):
     assert set(report["part_milliseconds"]) >= {"augment", "encoder forward and backward", "heads", "optimiser"}
 
 
+def test_steps_side_by_side(tmp_path):
+    sizes = ["--images", "40", "--epochs", "1", "--beside", "1"]
+    report = run("step.py", "--device", "cpu", *sizes, *TINY, str(tmp_path / "a.json"))
+    assert report["trainings_side_by_side"] == 2
+    assert report["epoch_seconds"] > 0
+
+
+def test_predict(tmp_path):
+    report = run("predict.py", "--device", "cpu", "--images", "600", *TINY[:1], str(tmp_path / "a.json"))
+    assert report["share"] == pytest.approx(
+        report["predict_images_per_second"] / report["encoder_images_per_second"], rel=0.05
+    )
+
+
 def test_heads(tmp_path):
     sizes = ["--clusters", "4", "--heads", "3", "--batch", "8", "--dim", "16", "--images", "100"]
     report = run("heads.py", "--device", "cpu", *sizes, str(tmp_path / "a.json"))

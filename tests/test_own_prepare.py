@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import secu.data.own.cache as own_cache
-import secu.data.own.source as own_source
+import secu.data.own.stream as own_stream
 from secu.data import Images
 from secu.data.own import decoded, open_source, prepare
 from secu.errors import UserError
@@ -45,8 +45,8 @@ def cache(tmp_path):
 def decodes(monkeypatch):
     """Count the images that are decoded."""
     calls = []
-    decode = own_source.decode
-    monkeypatch.setattr(own_source, "decode", lambda *a: calls.append(a) or decode(*a))
+    decode = own_stream.decode
+    monkeypatch.setattr(own_stream, "decode", lambda *a: calls.append(a) or decode(*a))
     return calls
 
 
@@ -216,15 +216,15 @@ def test_a_mended_file_is_found_again(pictures, cache):
 
 
 def test_errors_that_may_pass_are_not_remembered(pictures, cache, monkeypatch, decodes):
-    original = own_source.decode
+    original = own_stream.decode
 
     def flaky(raw, *rest):
         if raw.endswith("/5.png"):
-            raise own_source.BadImage("Input/output error", lasting=False)
+            raise own_stream.BadImage("Input/output error", lasting=False)
         return original(raw, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(own_source, "decode", flaky)
+        patch.setattr(own_stream, "decode", flaky)
         assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 29
     assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 30
 
@@ -244,10 +244,10 @@ def test_ctrl_c_leaves_nothing(pictures, cache):
 INTERRUPTED = """
 import sys, time
 from pathlib import Path
-import secu.data.own.source as own_source
+import secu.data.own.stream as own_stream
 from secu.data.own import open_source, prepare
-decode = own_source.decode
-own_source.decode = lambda *a: time.sleep(0.05) or decode(*a)
+decode = own_stream.decode
+own_stream.decode = lambda *a: time.sleep(0.05) or decode(*a)
 prepare(open_source(sys.argv[1]), 8, 3, cache=Path(sys.argv[2]), progress=lambda *a: print(*a, flush=True))
 """
 
@@ -265,9 +265,9 @@ def test_a_real_ctrl_c(pictures, cache):
 
 
 def test_ctrl_c_does_not_wait_for_the_queue(pictures, cache, monkeypatch):
-    original = own_source.decode
-    monkeypatch.setattr(own_source, "decode", lambda *a: time.sleep(0.2) or original(*a))
-    monkeypatch.setattr(own_source, "_cores", lambda: 2)
+    original = own_stream.decode
+    monkeypatch.setattr(own_stream, "decode", lambda *a: time.sleep(0.2) or original(*a))
+    monkeypatch.setattr(own_stream, "_cores", lambda: 2)
 
     def press(done, total):
         raise KeyboardInterrupt
@@ -352,7 +352,7 @@ def test_memory_does_not_grow_with_the_stream(pictures, monkeypatch):
     monkeypatch.setattr(source, "read", lambda i: reads.append(i) or read(i))
     stream = decoded(source, 8, 3, workers=1)
     next(stream)
-    assert len(reads) <= own_source.AHEAD + 1
+    assert len(reads) <= own_stream.AHEAD + 1
     stream.close()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from secu.data.own import ArraySource, open_source, printable
+from secu.data.own import ArraySource, decoded, decoded_in_batches, open_source, printable
 from secu.data.own.decode import BadImage
 from secu.data.own.names import natural
 from secu.errors import UserError
@@ -557,3 +557,36 @@ def test_probe_of_nothing_that_can_be_read(tmp_path):
     (tmp_path / "bad\n.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"none of 1 images tried in .* can be read; bad\\n.png: empty file"):
         open_source(tmp_path).probe()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40])
+@pytest.mark.parametrize("kind", ["uint8", "float32", "uint16", "bool"])
+@pytest.mark.parametrize("shape", [(20, 6, 6), (20, 6, 6, 1), (20, 6, 6, 3), (20, 3, 6, 6), (20, 6, 9), (20, 9, 9, 3)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_of_an_array_are_what_its_images_are_one_by_one(shape, kind, channels, batch):
+    """Whether it is cut into slices, being of the right size and colour, or decoded."""
+    numbers = np.random.default_rng(0)
+    values = numbers.integers(0, 65_536, shape) if kind == "uint16" else numbers.integers(0, 256, shape)
+    array = (values / 255 if kind == "float32" else values > 100 if kind == "bool" else values).astype(kind)
+    source = ArraySource("X", array)
+    found, order = [], []
+    for rows, pixels, bad in decoded_in_batches(source, 6, channels, batch):
+        assert len(rows) == len(pixels) <= batch
+        assert bad == []
+        order += rows
+        found += list(pixels)
+    assert order == list(range(20))
+    for (number, expected), pixels in zip(decoded(source, 6, channels), found, strict=True):
+        assert np.array_equal(pixels, expected), number
+    square, depth = 9 not in shape, 3 if 3 in shape[1:] else 1
+    assert (source.ready(slice(0, 2), 6, channels) is not None) == (square and depth == channels)
+
+
+def test_batches_of_files_name_the_bad_ones(tmp_path):
+    for i in range(5):
+        Image.new("L", (6, 6), 10 * i).save(tmp_path / f"{i}.png")
+    (tmp_path / "2.png").write_bytes(b"no picture")
+    batches = list(decoded_in_batches(open_source(str(tmp_path)), 6, 1, 3))
+    assert [rows for rows, _, _ in batches] == [[0, 1], [3, 4]]
+    assert [pixels[:, 0, 0, 0].tolist() for _, pixels, _ in batches] == [[0, 10], [30, 40]]
+    assert [[i for i, _ in bad] for _, _, bad in batches] == [[2], []]

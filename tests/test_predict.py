@@ -202,10 +202,10 @@ def test_nothing_but_bad_images_is_an_error_and_leaves_nothing(run, tmp_path, ki
 
 def test_a_failure_leaves_an_old_table_as_it_was(run, tmp_path):
     class Breaking(ArraySource):
-        def read(self, i):
-            if i == 30:
+        def ready(self, rows, size, channels):
+            if rows.stop > 30:
                 raise KeyboardInterrupt
-            return super().read(i)
+            return super().ready(rows, size, channels)
 
     (tmp_path / "p.csv").write_text("old")
     with pytest.raises(KeyboardInterrupt):
@@ -219,22 +219,32 @@ def test_a_failure_leaves_an_old_table_as_it_was(run, tmp_path):
 class Counting(ArraySource):
     """Counts how many images were read and how many rows were written by then."""
 
-    def __init__(self, count):
-        super().__init__("many", np.broadcast_to(digits(1)[0], (count, 8, 8)))
+    def __init__(self, count, side):
+        super().__init__(
+            "many", np.broadcast_to(np.pad(digits(1)[0], ((0, 0), (0, side - 8), (0, 0))), (count, side, 8))
+        )
         self.reads = self.written = self.ahead = 0
 
-    def read(self, i):
-        self.reads += 1
+    def count(self, images):
+        self.reads += images
         self.ahead = max(self.ahead, self.reads - self.written)
+
+    def read(self, i):
+        self.count(1)
         return super().read(i)
 
+    def ready(self, rows, size, channels):
+        self.count(rows.stop - rows.start if self.array.shape[1] == size else 0)
+        return super().ready(rows, size, channels)
 
-def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypatch):
-    """No image is read long before the table has the row of an earlier one."""
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypatch, side):
+    """No image is read long before the table has the row of an earlier one, whether in slices or one by one."""
     monkeypatch.setattr(predict, "BATCH", 16)
     reach = []
     for count in (400, 4_000):
-        source = Counting(count)
+        source = Counting(count, side)
         usual = predict.Stream._write_one
 
         def write_one(self, writer, numbers, cosines, source=source, usual=usual):

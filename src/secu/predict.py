@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from secu.checkpoint import load_trained
-from secu.data.own import BadImage, Skipped, Source, decoded
+from secu.data.own import Skipped, Source, decoded_in_batches
 from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import Predictor, choose
@@ -81,22 +80,16 @@ class Stream:
         writer.write(make_rows([self.source.ids[i] for i in numbers], found, outlier, columns))
 
     def _batches(self) -> Iterator[tuple[list[int], Tensor]]:
-        numbers: list[int] = []
-        pixels: list[np.ndarray] = []
-        with closing(decoded(self.source, self.shape[1], self.shape[0])) as images:
-            for done, (number, image) in enumerate(images, 1):
+        channels, size, _ = self.shape
+        done = 0
+        with closing(decoded_in_batches(self.source, size, channels, BATCH)) as batches:
+            for numbers, pixels, bad in batches:
+                self.skipped += [(self.source.ids[i], image.reason) for i, image in bad]
+                done += len(numbers) + len(bad)
                 if self.progress:
                     self.progress(done, len(self.source))
-                if isinstance(image, BadImage):
-                    self.skipped.append((self.source.ids[number], image.reason))
-                    continue
-                numbers.append(number)
-                pixels.append(image)
-                if len(numbers) == BATCH:
-                    yield numbers, torch.from_numpy(np.stack(pixels))
-                    numbers, pixels = [], []
-        if numbers:
-            yield numbers, torch.from_numpy(np.stack(pixels))
+                if numbers:
+                    yield numbers, torch.from_numpy(pixels)
 
 
 def read_limits(run: Run) -> Tensor:

@@ -36,12 +36,14 @@ def make_rows(
 ) -> list[Row]:
     """Return a row an image: what we found, the true label, and the columns that the user's table carried."""
     found = (predictions.cluster, predictions.confidence, predictions.second, predictions.second_confidence)
-    values = [tensor.tolist() for tensor in (*found, predictions.cosine, outlier)]
+    values = [
+        (tensor.double().round(decimals=6) if tensor.is_floating_point() else tensor).tolist()
+        for tensor in (*found, predictions.cosine, outlier)
+    ]
     carried = dict(zip(_names(columns), columns.values(), strict=True))
     rows = []
     for number, (name, *ours) in enumerate(zip(ids, *values, strict=True)):
         row: Row = dict(zip(OURS, (printable(name), *ours), strict=True))
-        row |= {key: round(row[key], 6) for key, kind in OURS.items() if kind is float}
         if labels is not None:
             row[LABEL] = _writable(labels[number])
         rows.append(row | {key: _writable(column[number]) for key, column in carried.items()})
@@ -78,15 +80,15 @@ class CsvWriter:
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
-        self.writer: csv.DictWriter[str] | None = None
+        self.writer: Any = None
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows."""
         if self.writer is None and rows:
-            self.writer = csv.DictWriter(self.file, list(rows[0]))
-            self.writer.writeheader()
+            self.writer = csv.writer(self.file)
+            self.writer.writerow(rows[0])
         if self.writer is not None:
-            self.writer.writerows(rows)
+            self.writer.writerows(row.values() for row in rows)
 
 
 class JsonWriter:

@@ -20,7 +20,8 @@ from secu.data.own.cache import Progress, Stored, build, cache_file, load
 from secu.data.own.decode import BadImage
 from secu.data.own.folders import is_image, open_folder, open_glob
 from secu.data.own.names import printable
-from secu.data.own.source import FileSource, Probe, Skipped, Source, decoded
+from secu.data.own.source import FileSource, Probe, Skipped, Source
+from secu.data.own.stream import decoded, decoded_in_batches
 from secu.data.own.tables import open_manifest
 from secu.errors import UserError
 
@@ -33,6 +34,7 @@ __all__ = [
     "Skipped",
     "Source",
     "decoded",
+    "decoded_in_batches",
     "open_source",
     "prepare",
     "printable",

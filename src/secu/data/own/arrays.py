@@ -88,11 +88,28 @@ class ArraySource(Source):
 
     def read(self, i: int) -> Raw:
         """Return the pixels of image ``i``: uint8 (H, W) or (H, W, 3)."""
-        row: NDArray[Any] = np.asarray(self.array[i])
-        if row.dtype != np.uint8:
-            values = row.astype(np.float32) * np.float32(self.factor)
-            row = np.clip(np.floor(values) if self.factor < 1 else np.rint(values), 0, 255).astype(np.uint8)
+        row = self._levels(np.asarray(self.array[i]))
         return np.ascontiguousarray(row[..., 0] if row.shape[-1] == 1 and row.ndim == 3 else row)
+
+    def ready(self, rows: slice, size: int, channels: int) -> NDArray[np.uint8] | None:
+        """Return images of this very size and number of channels all at once; None if they are of another."""
+        height, width, *depth = self.array.shape[1:]
+        if (height, width, depth or [1]) != (size, size, [channels]):
+            return None
+        levels = self._levels(np.asarray(self.array[rows]))
+        return np.array(
+            np.moveaxis(levels, -1, 1) if depth else levels[:, None], order="C"
+        )  # a copy: files are read-only
+
+    def _levels(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return values as levels from 0 to 255."""
+        if values.dtype == np.uint8:
+            return values
+        scaled = values.astype(np.float32) * np.float32(self.factor)
+        levels: NDArray[np.uint8] = np.clip(np.floor(scaled) if self.factor < 1 else np.rint(scaled), 0, 255).astype(
+            np.uint8
+        )
+        return levels
 
     def stamps(self) -> Iterator[str]:
         """Return size and time of the array's file, or a hash of an array in memory."""

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.own.decode import BadImage
-from secu.data.own.source import Source, decoded
+from secu.data.own.source import Source
+from secu.data.own.stream import decoded
 from secu.errors import UserError
 
 VERSION = 1  # raise it whenever the same file would decode to other pixels

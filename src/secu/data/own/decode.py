@@ -18,6 +18,7 @@ import os
 import stat
 import struct
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import ceil, floor
@@ -233,3 +234,11 @@ def _upright(square: Image.Image, image: Image.Image) -> Image.Image:
 def _as_array(image: Image.Image, channels: int) -> NDArray[np.uint8]:
     pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence pillow's remarks about odd metadata, which would tear a progress bar apart."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield

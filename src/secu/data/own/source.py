@@ -1,17 +1,12 @@
 """What a user's own images are before they are decoded: ids, columns, labels, and each image's raw content by number.
 
-A ``Source`` lists; it holds no pixels. ``decoded`` turns it into squares of uint8, in threads, holding only a few at a
-time.
+A ``Source`` lists; it holds no pixels. stream.py turns it into squares of uint8.
 """
 
 import hashlib
 import os
-import warnings
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -19,13 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.own.decode import BadImage, Header, Raw, as_bad_image, decode, header
+from secu.data.own.decode import BadImage, Header, Raw, as_bad_image, decode, header, quiet
 from secu.data.own.names import natural, printable
 from secu.errors import UserError, nearest
 
 Skipped = tuple[str, str]  # id and reason
-Outcome = NDArray[np.uint8] | BadImage
-AHEAD = 4  # images read ahead for each thread
 
 
 class Probe(NamedTuple):
@@ -80,6 +73,10 @@ class Source(ABC):
     def read(self, i: int) -> Raw:
         """Return image ``i`` as it lies there: the path of its file, its bytes, or its pixels."""
 
+    def ready(self, rows: slice, size: int, channels: int) -> NDArray[np.uint8] | None:
+        """Return images that need no decoding all at once; None if they do."""
+        return None
+
     @abstractmethod
     def stamps(self) -> Iterable[str]:
         """Return what changes when an image changes: sizes and times."""
@@ -130,7 +127,7 @@ class Source(ABC):
         chosen = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
         headers: list[Header] = []
         bad: list[str] = []
-        with _quiet():
+        with quiet():
             for i in [self.order[position] for position in chosen]:
                 try:
                     with as_bad_image():
@@ -203,59 +200,6 @@ def file_stamp(path: str) -> str:
     """Return size and time of the one file a source is."""
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns}"
-
-
-def decoded(source: Source, size: int, channels: int, *, workers: int | None = None) -> Generator[tuple[int, Outcome]]:
-    """Decode all images in threads (pillow frees the lock of Python), in ``source.order``.
-
-    Reading is done here, one image after the other, as archives want it; memory does not grow with their number. Close
-    the iterator (``contextlib.closing``) when leaving it early.
-
-    Yields:
-        The number of an image, and its pixels (channels, size, size) or why it is bad.
-    """
-    workers = workers or _cores()
-    waiting: deque[tuple[int, Future[Outcome]]] = deque()
-    pool = ThreadPoolExecutor(workers)
-    try:
-        with _quiet():
-            for i in source.order:
-                if len(waiting) >= AHEAD * workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-                waiting.append((i, pool.submit(_outcome, _raw(source, i), size, channels)))
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _raw(source: Source, i: int) -> Raw | BadImage:
-    try:
-        with as_bad_image():
-            return source.read(i)
-    except BadImage as bad:
-        return bad
-
-
-def _outcome(raw: Raw | BadImage, size: int, channels: int) -> Outcome:
-    try:
-        return raw if isinstance(raw, BadImage) else decode(raw, size, channels)
-    except BadImage as bad:
-        return bad
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence pillow's remarks about odd metadata, which would tear a progress bar apart."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,89 @@
+"""How fast new images pass through `secu predict`, beside the bare forward pass of its encoder.
+
+    python benchmarks/predict.py                                  # ResNet-18, 32 pixels, 200,000 images in an .npy file
+    python benchmarks/predict.py --device cpu --images 600 encoder.backbone=small encoder.dim=16
+
+Images are random, and so are the weights: neither changes the speed. Reading, copying to the device, both best clusters and
+the table are in the first number; the second is the encoder alone, over and over, on batches that lie on the device.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from secu.checkpoint import build
+from secu.config import merge, parse_overrides, resolve
+from secu.data.own import open_source
+from secu.predict import BATCH, Stream, predict_source
+from secu.run import Run
+from secu.train import choose_device
+
+CLUSTERS, SIDE = 10, 32
+
+
+def main() -> None:
+    """Measure both and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="key=value settings")
+    parser.add_argument("--images", type=int, default=200_000)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, help="write the numbers here too")
+    arguments = parser.parse_args()
+    device = choose_device(arguments.device)
+    with tempfile.TemporaryDirectory(prefix="secu-") as folder:
+        run, array = make_run(Path(folder), arguments.overrides), Path(folder) / "new.npy"
+        pixels = np.random.default_rng(0).integers(0, 256, (min(arguments.images, 10_000), SIDE, SIDE, 3), np.uint8)
+        np.save(array, pixels[np.arange(arguments.images) % len(pixels)])
+        predict_source(run, open_source(str(array)), str(Path(folder) / "warm.csv"), str(device.type))
+        began = time.perf_counter()
+        predict_source(run, open_source(str(array)), str(Path(folder) / "new.csv"), str(device.type))
+        whole = arguments.images / (time.perf_counter() - began)
+        stream = Stream(run, open_source(str(array)), device)
+        bare = bare_speed(stream, arguments.images)
+    report = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "images": arguments.images,
+        "overrides": arguments.overrides,
+        "predict_images_per_second": round(whole),
+        "encoder_images_per_second": round(bare),
+        "share": round(whole / bare, 3),
+    }
+    for name, value in report.items():
+        print(f"{name:>28}  {value}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def make_run(folder: Path, overrides: list[str]) -> Run:
+    """Write the folder of a run that was never trained."""
+    data = {"name": "own", "image_size": SIDE, "channels": 3, "mean": [0.5] * 3, "std": [0.25] * 3}
+    config = resolve(merge({"heads": [CLUSTERS], "data": data}, parse_overrides(overrides)))
+    run = Run.create(folder / "run", config)
+    model = build(config, CLUSTERS, (3, SIDE, SIDE), torch.device("cpu"))
+    run.save_model("model.safetensors", {"encoder": model.encoder, "clustering": model.clustering})
+    run.write_csv("clusters.csv", ["cluster", "outlier_below"], [(number, -1) for number in range(CLUSTERS)])
+    return run
+
+
+def bare_speed(stream: Stream, images: int) -> float:
+    """Return the images a second of the encoder alone."""
+    batch = torch.rand(BATCH, 3, SIDE, SIDE, device=stream.device)
+    encoder, rounds = stream.predictor.encoder, max(2, images // BATCH)
+    with torch.inference_mode():
+        for warm in (True, False):
+            began = time.perf_counter()
+            for _ in range(2 if warm else rounds):
+                encoder.embed(batch)
+            if stream.device.type == "cuda":
+                torch.cuda.synchronize()
+    return rounds * BATCH / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()
