@@ -3,8 +3,8 @@
     python benchmarks/predict.py                                  # ResNet-18, 32 pixels, 200,000 images in an .npy file
     python benchmarks/predict.py --device cpu --images 600 encoder.backbone=small encoder.dim=16
 
-Images are random, and so are the weights: neither changes the speed. Reading, copying to the device, both best clusters and
-the table are in the first number; the second is the encoder alone, over and over, on batches that lie on the device.
+Images are random, and so are the weights: neither changes the speed. Reading, copying to the device, choosing clusters
+and the table are in the first number; the second is the encoder alone, over and over, on a batch that lies there.
 """
 
 import argparse
