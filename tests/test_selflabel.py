@@ -25,7 +25,7 @@ from secu.selflabel import State, second_config, self_label, worries
 from secu.train import Listener, train
 
 TINY = ["heads=[4,6]", "optim.epochs=1", "optim.warmup_epochs=0", "encoder.dim=16"]
-SHORT = {"optim": {"epochs": 3}, "selflabel": {"warmup_epochs": 1, "confidence": 0.6}}
+SHORT = {"optim": {"epochs": 3}, "selflabel": {"warmup_epochs": 1, "confidence": 0.6, "keep_best": False}}
 FILES = [
     *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
     *("model.safetensors", "report.html", "run.json", "selflabel.json", "state.pt"),
@@ -432,7 +432,7 @@ def secu(tmp_path, monkeypatch, capsys):
 def test_the_commands_take_a_second_run_of_own_images(tmp_path, own, pictures, secu):
     """Selflabel with its default folder, then everything that one does with a run."""
     run = Path(shutil.copytree(own.path, tmp_path / "mine"))
-    printed = secu("selflabel", run, "optim.epochs=2", "selflabel.warmup_epochs=1", "--keep-best", "--device", "cpu")
+    printed = secu("selflabel", run, "optim.epochs=2", "selflabel.warmup_epochs=1", "--device", "cpu")
     second = Run.open(tmp_path / "mine-selflabel")
     outcome = json.loads((second.path / "selflabel.json").read_text())
     assert f"{outcome['moved']:.1%} of the images have another label" in printed

@@ -179,7 +179,7 @@ class SelfLabelConfig(Model):
     confidence: float = Field(0.9, gt=0, lt=1)  # over which an image's own label is taught
     smallest: float = Field(0.5, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
     dual_lr: float = Field(0.1, gt=0)  # how fast it is held up
-    keep_best: bool = False  # end with the epoch of the best label-free score instead of the last
+    keep_best: bool = True  # end with the epoch of the best label-free score, not with the last
     crop_padding: float = Field(0.125, ge=0, le=0.5)  # of the side: how far a strong view is shifted
     operations: int = Field(4, ge=0)  # of strong_pixels.py, in each strong view
     cutout: float = Field(0.5, ge=0, le=1)  # of the side: the largest square that is cut out of a strong view

@@ -7,7 +7,8 @@ a batch, N of the data set, K clusters, D dimensions.
 Two things are known to go wrong. Both are held back by dual ascent, as clusters are in SeCu itself (constraints.py):
 
 - A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
-  bonus on its cosines until it has that half again.
+  bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught, sure
+  or not: the model must learn to do without it.
 - Everything becomes sure, right or wrong, or too little does, and what is not taught is forgotten. The share of sure
   images is held where ``share`` wants it, by sharpening or blunting the probabilities that say who is sure.
 """
@@ -71,7 +72,7 @@ class Teaching(Clustering):
             sure_B = sureness_B > settings.confidence
             warming_up = self.epoch <= settings.warmup_epochs
             labels_B = torch.where(warming_up, self.first_labels[index_B], weak_B)
-            taught_B = warming_up | sure_B
+            taught_B = warming_up | sure_B | (self.bonus[weak_B] > temperature)
             self._hold_back(weak_B, sure_B)
             self.labels[index_B] = weak_B.unsqueeze(-1)
             self.taught.add_(taught_B.sum())

@@ -91,8 +91,9 @@ def selflabel(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: RUN-selflabel.")] = None,
     keep_best: Annotated[
-        bool, typer.Option("--keep-best", help="End with the epoch of the best label-free score, not the last.")
-    ] = False,
+        bool,
+        typer.Option("--keep-best/--keep-last", help="End with the epoch of the best label-free score, or the last."),
+    ] = True,
     device: Device = "auto",
     data: DataRoot = None,
     resume: Resume = False,
@@ -107,8 +108,8 @@ def selflabel(
 
     limit = parse_time(time_limit)
     settings = parse_overrides(overrides or [])
-    if keep_best:
-        settings = merge(settings, {"selflabel": {"keep_best": True}})
+    if not keep_best:
+        settings = merge(settings, {"selflabel": {"keep_best": False}})
     path = out or run.resolve().with_name(f"{run.resolve().name}-selflabel")
     with ProgressListener(console) as listener:
         second, model, outcome = self_label(
