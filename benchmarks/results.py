@@ -1,6 +1,7 @@
 """Keep full runs, and make the README's table and picture from what is kept: nothing in them is typed by hand.
 
 python benchmarks/results.py keep cifar10 runs/cifar10     # → benchmarks/results/cifar10-0.json
+python benchmarks/results.py keep cifar10 runs/cifar10-selflabel     # → cifar10-selflabel-0.json, beside its first run
 python benchmarks/results.py publish                       # → results.csv, README.md's table, docs/accuracy.png
 """
 
@@ -13,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from secu.config import load_config
+from secu.config import Config, load_config
 from secu.errors import UserError
 from secu.run import Run, write_atomically, write_json, write_text
 
@@ -29,25 +30,35 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
     if not (folder / "run.json").is_file():
         raise UserError(f"{folder} is not finished: it has no run.json")
     config, record = run.config(), json.loads((folder / "run.json").read_text())
-    if config.model_dump() != load_config(recipe, [f"seed={config.seed}"]).model_dump():
-        raise UserError(f"{folder} was not made by recipe {recipe} as it stands now")
+    first = run if config.selflabel is None else Run.open(Path(str(config.init_from)))
+    if settings(first.config()) != settings(load_config(recipe, [f"seed={config.seed}"])):
+        raise UserError(f"{first.path} was not made by recipe {recipe} as it stands now")
     if not record["finished"]:
         raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
     epochs = [epoch for epoch in run.metrics() if "acc" in epoch]
-    path = KEPT / f"{recipe}-{config.seed}.json"
+    name, command = recipe, f"secu train {recipe} --seed {config.seed}"
+    if config.selflabel is not None:
+        name, command = f"{recipe}-selflabel", f"{command} && secu selflabel runs/{recipe}"
+    path = KEPT / f"{name}-{config.seed}.json"
     fields = ("epoch", "seconds", *METRICS, "loss", "largest", "smallest")
     content = {
-        "recipe": recipe,
-        "command": f"secu train {recipe} --seed {config.seed}",
+        "recipe": name,
+        "command": command,
         "commit": commit,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
         "beside": record.get("beside", 0),
         **{name: epochs[-1][name] for name in (*METRICS, "largest", "smallest")},
+        **({"selflabel": json.loads((folder / "selflabel.json").read_text())} if config.selflabel else {}),
         "config": config.model_dump(mode="json"),
         "epochs": [{name: epoch[name] for name in fields} for epoch in epochs],
     }
     write_json(path, content)
     return path
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return what makes a run what it is; the paper's numbers do not."""
+    return config.model_dump(exclude={"description", "paper", "paper_selflabel"})
 
 
 def kept() -> dict[str, list[dict[str, Any]]]:
@@ -80,8 +91,8 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for recipe, records in runs.items():
-        paper = load_config(recipe).paper
-        printed = f"{paper.acc} / {paper.nmi} / {paper.ari}" if paper else "not in it"
+        paper = records[0]["config"]["paper"]
+        printed = f"{paper['acc']} / {paper['nmi']} / {paper['ari']}" if paper else "not in it"
         measured = " | ".join(spread([100 * record[name] for record in records]) for name in METRICS)
         minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in records) / 60
         devices = ", ".join(sorted({record["device"] for record in records}))

@@ -198,6 +198,7 @@ class Config(Model):
 
     description: str = ""
     paper: PaperConfig | None = None
+    paper_selflabel: PaperConfig | None = None  # after self-labeling of this run
     init_from: str | None = None  # a run folder whose encoder and heads to start from
     seed: int = Field(0, ge=0, lt=2**32)  # what numpy and scikit-learn take
     heads: tuple[int, ...] = tuple(range(10, 101, 10))

@@ -35,6 +35,7 @@ from secu.train import Listener, check, choose_device, train
 STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
 LEARNING_RATE = 0.03  # at the largest batch; falls in proportion
+MANY = 1_000_000  # images, from which on the paper trains for 11 epochs instead of 100
 LOOKED_AT, GLANCED_AT = 10_000, 2_000  # images whose views are compared, before and after, and after every epoch
 WORSE = 0.1  # of the label-free score, from which on the user is warned
 
@@ -185,7 +186,8 @@ def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict
     wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
     settings = first.model_dump(mode="json") | {
         "description": f"self-labeling of {source.path.name}",
-        "paper": None,
+        "paper": first.paper_selflabel and first.paper_selflabel.model_dump(),
+        "paper_selflabel": None,
         "init_from": str(source.path),
         "heads": [first.heads[0]],
         "constraint": {"kind": "none"},
@@ -197,7 +199,7 @@ def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict
         "momentum": 0.9,
         "weight_decay": first.optim.weight_decay,
         "batch_size": min(max(wanted, SMALLEST_BATCH), LARGEST_BATCH, images),
-        "epochs": 100,
+        "epochs": 100 if images < MANY else 11,
         "initial_epochs": 0,
         "warmup_epochs": 0,
         "mixed_precision": first.optim.mixed_precision,

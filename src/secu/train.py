@@ -233,11 +233,13 @@ class Training:
 
 def keep_best(run: Run, model: Trained, record: dict[str, Any]) -> None:
     """Keep the model of the best epoch so far, by its label-free score, and end with that one."""
-    best = max((epoch["information"] for epoch in run.metrics()), default=-math.inf)
-    if record["information"] > best:
+    records = [*run.metrics(), record]
+    best = max(records, key=lambda epoch: epoch["information"])
+    if best is record:
         run.save_model("best.safetensors", {"encoder": model.encoder, "clustering": model.clustering})
     if model.finished:
         load_weights(run, "best.safetensors", model)
+        record["kept_epoch"] = best["epoch"]
 
 
 def is_due(config: Config, epochs_done: int) -> bool:
