@@ -270,7 +270,7 @@ def test_nearest_prefers_the_closest_and_sorts_the_rest():
 
 
 def test_load_recipe_returns_only_what_differs():
-    assert set(load_recipe("cifar10")) == {"description", "paper", "data"}
+    assert set(load_recipe("cifar10")) == {"description", "paper", "paper_selflabel", "data"}
 
 
 # Defaults: those that FACTS.md and the paper state for every experiment
