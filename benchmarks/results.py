@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from secu.config import Config, load_config
+from secu.config import load_config
 from secu.errors import UserError
 from secu.run import Run, write_atomically, write_json, write_text
 
@@ -31,7 +31,7 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
         raise UserError(f"{folder} is not finished: it has no run.json")
     config, record = run.config(), json.loads((folder / "run.json").read_text())
     first = run if config.selflabel is None else Run.open(Path(str(config.init_from)))
-    if settings(first.config()) != settings(load_config(recipe, [f"seed={config.seed}"])):
+    if first.config().settings() != load_config(recipe, [f"seed={config.seed}"]).settings():
         raise UserError(f"{first.path} was not made by recipe {recipe} as it stands now")
     if not record["finished"]:
         raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
@@ -40,6 +40,8 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
     if config.selflabel is not None:
         name, command = f"{recipe}-selflabel", f"{command} && secu selflabel runs/{recipe}"
     path = KEPT / f"{name}-{config.seed}.json"
+    outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
+    final = epochs[-1] | record.get("kept", {}) | outcome.get("after", {})  # self-labeling may end with another epoch
     fields = ("epoch", "seconds", *METRICS, "loss", "largest", "smallest")
     content = {
         "recipe": name,
@@ -47,18 +49,13 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
         "commit": commit,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
         "beside": record.get("beside", 0),
-        **{name: epochs[-1][name] for name in (*METRICS, "largest", "smallest")},
-        **({"selflabel": json.loads((folder / "selflabel.json").read_text())} if config.selflabel else {}),
+        **{name: final[name] for name in (*METRICS, "largest", "smallest")},
+        **({"kept_epoch": record.get("kept"), "selflabel": outcome} if outcome else {}),
         "config": config.model_dump(mode="json"),
         "epochs": [{name: epoch[name] for name in fields} for epoch in epochs],
     }
     write_json(path, content)
     return path
-
-
-def settings(config: Config) -> dict[str, Any]:
-    """Return what makes a run what it is; the paper's numbers do not."""
-    return config.model_dump(exclude={"description", "paper", "paper_selflabel"})
 
 
 def kept() -> dict[str, list[dict[str, Any]]]:
@@ -141,6 +138,12 @@ def publish() -> None:
     draw(runs, ROOT / "docs" / "accuracy.png")
 
 
+def checked_out() -> str:
+    """Return the commit that is checked out."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return head.stdout.strip()
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,9 +156,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "publish":
         return publish()
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     try:
-        print(keep(arguments.recipe, arguments.run, arguments.commit or head.stdout.strip()))
+        print(keep(arguments.recipe, arguments.run, arguments.commit or checked_out()))
     except UserError as error:
         parser.error(str(error))
 

@@ -141,6 +141,7 @@ def measure(work: Callable[[], object], step: ClusterStep, device: torch.device)
     stream = torch.cuda.Stream() if device.type == "cuda" else None
     run: Callable[[], object] = work
     if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 work()

@@ -18,7 +18,8 @@ from secu.constraints import Constraint
 from secu.data import load
 from secu.results import find_results
 from secu.run import Run
-from secu.train import Listener, train
+from secu.train import train
+from secu.training import Listener
 
 
 class Sinkhorn(Constraint):

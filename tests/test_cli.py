@@ -353,7 +353,7 @@ def test_an_out_without_permission_is_one_line(secu, tmp_path):
 
 def test_a_loss_that_is_not_finite_is_one_line(secu, tmp_path):
     message = assert_one_line(secu("train", "digits", *TINY, "optim.lr=1e30", "--out", "run"))
-    assert "loss: nan after epoch 1 is not finite; lower optim.lr or centers.lr" in message
+    assert "loss: nan after epoch 1 of run is not finite; lower optim.lr or centers.lr" in message
     assert files(tmp_path) == ["run/config.yaml", "run/metrics.jsonl"]
 
 

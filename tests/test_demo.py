@@ -10,7 +10,7 @@ from secu import cli
 from secu.data import load
 from secu.demo import Demo, free_folder, kmeans_on_pixels, run_demo
 from secu.metrics import score
-from secu.train import Listener
+from secu.training import Listener
 
 SHORT = ("optim.epochs=1", "optim.batch_size=256", "encoder.dim=8")
 

@@ -9,7 +9,7 @@ from secu.backbones import ViewNorm
 from secu.checkpoint import Trained, build, restore, save
 from secu.config import load_config
 from secu.data import Images
-from secu.engine import ClusterStep, Engine, batch_sizes, choose_engine
+from secu.engine import ClusterStep, Engine, batch_sizes, choose_engine, compile_part
 from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
@@ -150,3 +150,16 @@ def test_images_on_the_host_give_the_same_run_bit_for_bit(blobs):
     assert other_losses == losses
     assert torch.equal(centers, other_centers)
     assert torch.equal(labels, other_labels)
+
+
+def test_any_number_of_shapes_can_be_compiled(monkeypatch):
+    """A notebook that tries many numbers of clusters: dynamo's own limit is 8, and reaching it is an error."""
+    compile_for_real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **settings: compile_for_real(part, backend="eager", **settings))
+
+    def double(x):
+        return 2 * x
+
+    for size in range(1, 13):
+        x = torch.ones(size)
+        assert torch.equal(compile_part(double)(x), 2 * x)

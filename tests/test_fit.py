@@ -20,7 +20,8 @@ from secu.errors import UserError
 from secu.fit import fit, images_of, plan_for
 from secu.metrics import score
 from secu.run import Run
-from secu.train import Listener
+from secu.selflabel import self_label
+from secu.training import Listener
 
 FILES = [
     *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "images.json"),
@@ -541,8 +542,25 @@ def test_the_cache_of_a_run_is_found_again_beside_new_images(pictures, tmp_path,
     (folder / "bad.png").write_text("x")
     run, _, _ = fit(request_of(folder), tmp_path / "run", report=False)
     shutil.copy(folder / "0.png", folder / "00.png")
+    assert len(images_of(run)) == 30  # decodes all that is there now, for whoever comes next
     monkeypatch.setattr("secu.data.own.build", lambda *parts: pytest.fail("decoded again"))
     assert len(images_of(run)) == 30
+    other, _, _ = fit(request_of(folder), tmp_path / "other", report=False)
+    assert (len(images_of(other)), len(images_of(run))) == (31, 30)
+
+
+def test_an_array_of_which_a_row_changed_is_found_again_by_both_runs(tmp_path, monkeypatch):
+    """Also where the rows that are left are not its beginning."""
+    monkeypatch.setenv("SECU_DATA", str(tmp_path))
+    array = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    np.save(tmp_path / "a.npy", array)
+    run, _, _ = fit(request_of(tmp_path / "a.npy"), tmp_path / "run", report=False)
+    array[5] = 0
+    np.save(tmp_path / "a.npy", array)
+    left = [str(i) for i in range(40) if i != 5]
+    assert list(images_of(run).ids) == left
+    second, _, _ = self_label(run, tmp_path / "second", {"optim": {"epochs": 1}}, device="cpu", report=False)
+    assert list(images_of(second).ids) == left
 
 
 def test_images_that_are_gone_or_changed_are_left_out_and_told(pictures, tmp_path):

@@ -5,7 +5,6 @@ import os
 import pickle
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -413,28 +412,6 @@ def test_new_values_on_another_scale_are_refused(array, values, found):
     source = ArraySource("new", array.reshape(1, 2, 1))
     with pytest.raises(UserError, match=f"new holds values from {found}; the run was trained on {values}: scale"):
         source.read_as(values)
-
-
-@pytest.mark.parametrize("kind", ["folder", "archive", "table"])
-def test_some_images_of_a_source_are_taken(tmp_path, kind):
-    put(tmp_path / "p", "a.png", "b.png", "c.png")
-    if kind == "archive":
-        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-            for path in sorted((tmp_path / "p").iterdir()):
-                archive.write(path, path.name)
-    if kind == "table":
-        write_csv(tmp_path / "p" / "t.csv", [["path", "n"], *([f"{name}.png", name] for name in "abc")])
-    source = open_source(tmp_path / {"folder": "p", "archive": "a.zip", "table": "p/t.csv"}[kind])
-    source.take([2, 0])
-    assert source.ids == ["c.png", "a.png"]
-    assert source.columns == ({"n": ["c", "a"]} if kind == "table" else {})
-    assert [source.decode(i, 4, 3).shape for i in source.order] == [(3, 4, 4)] * 2
-
-
-def test_an_array_that_grew_is_taken_from_its_beginning():
-    source = ArraySource("x", np.arange(12, dtype=np.uint8).reshape(3, 2, 2))
-    source.take([0, 1])
-    assert (source.ids, source.array.tolist()) == (["0", "1"], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_every_plan_is_possible():
             assert found.config.data.image_size <= side
             assert found.config.data.channels == channels
             assert found.seconds > 0
-            assert len(found.reasons) == 8
+            assert len(found.reasons) == 9
             assert all(": " in text and "\n" not in text for text in found.reasons)
 
 

@@ -247,8 +247,8 @@ def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypat
         source = Counting(count, side)
         usual = predict.Stream._write_one
 
-        def write_one(self, writer, numbers, cosines, source=source, usual=usual):
-            usual(self, writer, numbers, cosines)
+        def write_one(self, writer, numbers, found, there, source=source, usual=usual):
+            usual(self, writer, numbers, found, there)
             source.written += len(numbers)
 
         with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ from secu.config import load_config
 from secu.errors import UserError
 from secu.recipe_runs import is_finished, parse_seeds, repeat, run_recipe, run_side_by_side, summary
 from secu.run import Run
-from secu.train import Listener
+from secu.training import Listener
 
 TINY = ["heads=[10]", "optim.epochs=2", "optim.batch_size=128"]
 
@@ -76,7 +76,7 @@ def test_seeds_side_by_side_give_what_each_gives_alone_and_go_on_after_an_interr
 def test_runs_that_cannot_go_side_by_side_are_refused_and_leave_nothing(tmp_path):
     long = load_config("digits", [*TINY, "optim.epochs=3"])
     wanted = [(load_config("digits", TINY), tmp_path / "a", Listener()), (long, tmp_path / "b", Listener())]
-    with pytest.raises(UserError, match="same batch size and number of epochs"):
+    with pytest.raises(UserError, match="same batch size, number of epochs and engine"):
         run_side_by_side(wanted, device="cpu")
     assert not any(tmp_path.iterdir())
     with pytest.raises(UserError, match="together: 0 must be at least 1"):

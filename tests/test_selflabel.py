@@ -22,7 +22,8 @@ from secu.fit import images_of
 from secu.metrics import calibration_error, matched
 from secu.run import Run
 from secu.selflabel import State, second_config, self_label, worries
-from secu.train import Listener, train
+from secu.train import train
+from secu.training import Listener
 
 TINY = ["heads=[4,6]", "optim.epochs=1", "optim.warmup_epochs=0", "encoder.dim=16"]
 SHORT = {"optim": {"epochs": 3}, "selflabel": {"warmup_epochs": 1, "confidence": 0.6, "keep_best": False}}
@@ -269,7 +270,12 @@ def test_keep_best_ends_with_the_epoch_of_the_best_score(tmp_path, source, quick
     assert [record["information"] for record in run.metrics()] == [0.3, 0.8, 0.8, 0.1]
     written = run.load_model()["encoder.projection.0.weight"]
     equal = [torch.equal(written, weights) for weights in seen.weights]
-    assert equal == ([False, True, False, True] if keep_best else [False, False, False, True])
+    assert equal == ([False, True, False, False] if keep_best else [False, False, False, True])
+    noted = json.loads((run.path / "run.json").read_text())
+    assert noted.get("kept", {}).get("epoch") == (1 if keep_best else None)
+    if keep_best:  # the last record is of the last epoch; what is kept has its own scores
+        assert noted["kept"]["acc"] == pytest.approx(run.metrics()[1].get("acc", noted["kept"]["acc"]))
+        assert noted["last_epoch"]["epoch"] == 3
     assert torch.equal(model.encoder.state_dict()["projection.0.weight"], written)
     assert (run.path / "best.safetensors").exists() == keep_best
     images = images_of(source)
@@ -389,13 +395,13 @@ def test_the_temperature_makes_the_share_sure_that_is_wanted(source):
 
 
 def test_warnings_name_what_got_worse():
-    good = State(0.8, 0.9, 0.9, 0.7, 110, 60, None)
-    assert worries(good, replace(good, information=0.71, smallest=30)) == []
+    good = State(0.8, 0.9, 0.9, 0.7, (110, 60, 90), 110, 60, None)
+    assert worries(good, replace(good, information=0.71, sizes=(60, 30, 45))) == []
     (line,) = worries(good, replace(good, information=0.6))
     assert "label-free score 0.800 before, 0.600 now" in line
-    (line,) = worries(good, replace(good, smallest=29))
-    assert "fell from 60 to 29 images" in line
-    assert len(worries(good, replace(good, information=0.1, smallest=0))) == 2
+    (line,) = worries(good, replace(good, sizes=(54, 60, 90)))  # not the smallest, but less than half of what it was
+    assert "cluster 0 fell from 110 to 54 images" in line
+    assert len(worries(good, replace(good, information=0.1, sizes=(0, 60, 0)))) == 3
 
 
 # Own images, and the commands

@@ -197,7 +197,7 @@ def test_a_compiled_step_equals_the_plain_one():
     _, plain = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5)
     plain.begin(torch.arange(IMAGES) % CLUSTERS, SHARE)
     compiled = copy.deepcopy(plain)
-    step = torch.compile(compiled.step, fullgraph=True, dynamic=False, backend="aot_eager")
+    step = torch.compile(compiled.step, fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
     shares = []
     for epoch in range(3):
         for teaching in (plain, compiled):

@@ -229,6 +229,10 @@ class Config(Model):
             raise ValueError("optim.epochs: 0 needs optim.initial_epochs of at least 1, got 0")
         return self
 
+    def settings(self) -> dict[str, Any]:
+        """Return what makes a run what it is; the paper's numbers and the description do not."""
+        return self.model_dump(mode="json", exclude={"description", "paper", "paper_selflabel"})
+
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with the package."""

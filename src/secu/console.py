@@ -11,7 +11,7 @@ from rich.status import Status
 from secu.checkpoint import Trained
 from secu.data.own import Source, printable
 from secu.plan import Plan
-from secu.train import Listener
+from secu.training import Listener
 
 LINE_SECONDS = 30  # between two lines in a log that is not a terminal
 

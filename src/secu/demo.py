@@ -9,7 +9,8 @@ from secu.data import Images, load
 from secu.metrics import Scores, score
 from secu.results import write_results
 from secu.run import Run, write_json
-from secu.train import Listener, choose_device, train
+from secu.train import choose_device, train
+from secu.training import Listener
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from secu.clustering import Clustering, Losses
 from secu.config import Config
 from secu.data import ImageSource
 from secu.errors import UserError
-from secu.feed import build_feed
+from secu.feed import ResidentFeed, build_feed
 from secu.model import Encoder
 from secu.optim import build_optimizer, learning_rates
 
@@ -53,7 +53,13 @@ class Step:
     """
 
     def __init__(
-        self, config: Config, source: ImageSource, encoder: Encoder, centers: nn.Module, device: torch.device
+        self,
+        config: Config,
+        source: ImageSource,
+        encoder: Encoder,
+        centers: nn.Module,
+        device: torch.device,
+        feed: ResidentFeed | None = None,
     ) -> None:
         # Which convolution is fastest depends on the shape, and shapes never change here: let cuDNN try them once.
         torch.backends.cudnn.benchmark = True
@@ -62,7 +68,7 @@ class Step:
         self.rates = torch.zeros(2, device=device)
         self.optimizer = build_optimizer(config.optim, encoder, centers, self.rates[0], self.rates[1])
         self.generator = torch.Generator(device)
-        self.feed = build_feed(source, max(self.sizes), device)
+        self.feed = feed or build_feed(source, max(self.sizes), device)
         # What a step reads besides its weights; refilled once an epoch, always in place.
         self.order = torch.zeros(len(source), dtype=torch.int64, device=device)
         self.rate_table = torch.zeros(len(self.sizes), 2, device=device)
@@ -136,8 +142,9 @@ class ClusterStep(Step):
         device: torch.device,
         *,
         compiled: bool = False,
+        feed: ResidentFeed | None = None,
     ) -> None:
-        super().__init__(config, source, encoder, clustering.centers, device)
+        super().__init__(config, source, encoder, clustering.centers, device, feed)
         self.augmentation, self.clustering = augmentation, clustering
         self._parts: list[Callable[..., Any]] = [augmentation.apply, encoder, clustering.step]
         self._compiled = [compile_part(part) for part in self._parts] if compiled else self._parts
@@ -238,7 +245,12 @@ class Replays:
 
 
 def compile_part(part: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function of tensors whose shapes never change."""
+    """Compile a function of tensors whose shapes never change within a training.
+
+    Every training of other shapes in the same process is compiled anew, however many there are.
+    """
+    torch._dynamo.config.recompile_limit = 10_000
+    torch._dynamo.config.accumulated_recompile_limit = 100_000
     return torch.compile(part, fullgraph=True, dynamic=False)
 
 

@@ -56,7 +56,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         balance: How equal the groups should be, from 0 (any size) to 1 (equally large).
         random_state: Seed of all random numbers; None: another one each time.
         epochs: How often training sees every image; None: by rule.
-        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does: a second, shorter training.
+        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does: a second, shorter training, whose
+            settings are ``{"selflabel.confidence": 0.8}`` and so on.
         device: auto, cuda, mps or cpu.
         settings: Any other setting, such as ``{"optim.lr": 0.1}``.
         out: A new folder for the whole run: checkpoints while it trains, a report at the end; None: nothing is left.
@@ -118,7 +119,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
                 with Told(console) as told:
                     told.callback = self.callback
                     options: dict[str, Any] = {"device": self.device, "listener": told, "report": report}
-                    run, _, _ = teach_itself(run, last, images=results.images, **options)
+                    run, _, _ = teach_itself(run, last, self._second_stage(), images=results.images, **options)
             self._annotate(run, source)
             self._take(run)
         for warning in self.warnings_:
@@ -183,10 +184,16 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         state = self.random_state
         seed = state if isinstance(state, int | np.integer) else check_random_state(state).randint(2**31)
         settings = merge({"seed": int(seed)}, nested(self.settings or {}))
+        if settings.pop("selflabel", None) is not None and not self.self_label:
+            raise UserError("settings: selflabel is only read with self_label=True")
         if self.epochs is not None:
             settings = merge(settings, {"optim": {"epochs": _number("epochs", self.epochs, operator.index)}})
         numbers = _number("n_clusters", self.n_clusters, operator.index), _number("balance", self.balance, float)
         return Request(source, *numbers, None, settings, self.device, self.allow_bad)
+
+    def _second_stage(self) -> dict[str, Any]:
+        """Return what is asked of self-labeling."""
+        return {"selflabel": nested(self.settings or {}).get("selflabel", {})}
 
     def _annotate(self, run: Run, source: Source) -> None:
         """Add to run.json what only the estimator knows."""

@@ -1,6 +1,6 @@
 """Step 9 of the tour: images → embeddings, clusters and confidence, and scores where the truth is known.
 
-True labels (``targets``) are read here and nowhere else.
+True labels (``targets``) are read here and by what is shown at the end; no loss, label or stopping rule sees them.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secu.augment import Augmentation
 from secu.data import ImageSource
-from secu.metrics import Scores, score
+from secu.metrics import Scores, calibration_error, matched, score
 from secu.model import Encoder
 
 BATCH = 512
@@ -29,6 +29,11 @@ class Predictions:
     second: Tensor
     second_confidence: Tensor
     cosine: Tensor
+
+    def to_host(self) -> "Predictions":
+        """Return the same in the host's memory; on CUDA the copies are only begun."""
+        columns = (self.cluster, self.confidence, self.second, self.second_confidence, self.cosine)
+        return Predictions(*(column.to("cpu", non_blocking=True) for column in columns))
 
 
 def embed(encoder: Encoder, augmentation: Augmentation, source: ImageSource) -> Tensor:
@@ -48,11 +53,18 @@ def predict(embeddings_ND: Tensor, centers_KD: Tensor, temperature: float) -> Pr
 
 
 def choose(cosines_NK: Tensor, temperature: float) -> Predictions:
-    """Return the two best clusters, given the cosines to all centers."""
+    """Return the two best clusters, given the cosines to all centers, in the host's memory."""
+    found = best_two(cosines_NK, temperature).to_host()
+    if cosines_NK.is_cuda:
+        torch.cuda.synchronize()
+    return found
+
+
+def best_two(cosines_NK: Tensor, temperature: float) -> Predictions:
+    """Return the two best clusters, on the device of the cosines."""
     best_N2, clusters_N2 = cosines_NK.topk(2)
     chances_N2 = torch.softmax(cosines_NK / temperature, -1).gather(-1, clusters_N2)
-    columns = (clusters_N2[:, 0], chances_N2[:, 0], clusters_N2[:, 1], chances_N2[:, 1], best_N2[:, 0])
-    return Predictions(*(column.cpu() for column in columns))
+    return Predictions(clusters_N2[:, 0], chances_N2[:, 0], clusters_N2[:, 1], chances_N2[:, 1], best_N2[:, 0])
 
 
 class Consistency(NamedTuple):
@@ -140,6 +152,15 @@ def score_clusters(source: ImageSource, cluster_N: Tensor) -> Scores | None:
     if source.targets is None or not bool((source.targets >= 0).any()):
         return None
     return score(source.targets.numpy(), cluster_N.numpy())
+
+
+def calibration(source: ImageSource, predictions: Predictions) -> float | None:
+    """Return the expected calibration error, or None where no true label is known."""
+    if source.targets is None or not bool((source.targets >= 0).any()):
+        return None
+    known = source.targets >= 0
+    right = matched(source.targets[known].numpy(), predictions.cluster[known].numpy())
+    return calibration_error(predictions.confidence[known].numpy(), right)
 
 
 @contextmanager

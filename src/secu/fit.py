@@ -19,7 +19,8 @@ from secu.errors import UserError
 from secu.plan import Facts, Plan, make_plan
 from secu.results import Results, write_results
 from secu.run import Run, void, write_json
-from secu.train import Listener, check, choose_device, train
+from secu.train import check, choose_device, train
+from secu.training import Listener
 
 STATISTICS = 2_000  # images that mean and deviation of the pixels are taken from
 
@@ -161,7 +162,7 @@ def decode_all(source: Source, size: int, channels: int, progress: Progress | No
 
 def with_statistics(config: Config, images: OwnImages) -> Config:
     """Return the config with mean and deviation of these images' pixels, a channel each, unless they were asked for."""
-    step = max(1, len(images) // STATISTICS)
+    step = -(-len(images) // STATISTICS)
     pixels = images.pixels[::step].float() / 255
     mean = [round(value, 4) for value in pixels.mean((0, 2, 3)).tolist()]
     std = [round(max(value, 0.01), 4) for value in pixels.std((0, 2, 3)).tolist()]
@@ -187,11 +188,6 @@ def images_of(
     if config.data.source is None:
         raise UserError(f"run: {run.path} was trained on images in memory, which it cannot find again")
     source, known = open_source(config.data.source), run.images()
-    if known is not None:
-        number = {name: i for i, name in enumerate(source.ids)}
-        source.take([number[name] for name in known if name in number])
-        if not source.ids:
-            raise _nothing_left(run, source)
     if config.data.labels is not None:
         source.label(config.data.labels)
     source.read_as(config.data.values)
@@ -204,14 +200,10 @@ def images_of(
 def _as_trained(run: Run, known: Known, source: Source, images: OwnImages, tell: Callable[[str], None]) -> OwnImages:
     """Leave out the images that have changed, and tell of all that are missed."""
     now = remember(source, images)
-    same = [i for i, name in enumerate(images.ids) if now[name] == known[name]]
+    same = [i for i, name in enumerate(images.ids) if name in known and now[name] == known[name]]
     if not same:
-        raise _nothing_left(run, source)
+        raise UserError(f"run: none of the images that {run.path} was trained on is in {source.name} as it was")
     trained = {name: pixels for name, pixels in known.items() if pixels is not None}
     if told := changes(trained, {name: now[name] for name in now if name in trained}):
         tell(f"{len(trained) - len(same):,} of {len(trained):,} images of the run are left out: {told}")
     return images if len(same) == len(images) else images.only(same)
-
-
-def _nothing_left(run: Run, source: Source) -> UserError:
-    return UserError(f"run: none of the images that {run.path} was trained on is in {source.name} as it was")

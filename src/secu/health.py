@@ -36,7 +36,7 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
 def _sizes(sizes: list[int], config: Config) -> list[str]:
     """Return what is wrong with the sizes of clusters, seen from how equal they were asked to be."""
     found, clusters, share = [], len(sizes), sum(sizes) / len(sizes)
-    balance = 0.0 if config.constraint.kind == "none" else config.constraint.lower
+    balance = config.constraint.lower if config.constraint.kind == "size" else 0.0
     more_equal = "raise balance" if config.selflabel is None else "keep the run before"
     if empty := [str(number) for number, size in enumerate(sizes) if size == 0]:
         found.append(

@@ -1,7 +1,6 @@
 """How good a clustering is, given true labels: ACC, NMI and ARI.
 
-Nothing that trains may import this file's callers: true labels are read by evaluation alone. The libraries are imported
-where they are needed, as a training shall not wait a second for them before its first step.
+The libraries are imported where they are needed, as a training shall not wait a second for them before its first step.
 """
 
 from typing import NamedTuple

@@ -54,10 +54,14 @@ def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, 
         raise UserError(f"clusters: {clusters} clusters need at least {clusters} images, got {facts.images}")
     if not 0 <= balance <= 1:
         raise UserError(f"balance: {balance} must be from 0 (groups of any size) to 1 (all groups equally large)")
-    rules = (_size, _channels, _encoder, _batch, _heads, _schedule, _augmentation)
-    settings: dict[str, Any] = {"constraint": {"kind": "size", "lower": balance}, "data": {"name": "own"}}
-    overrides = _checked(overrides)
-    reasons = [f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance)"]
+    rules = (_size, _channels, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
+    settings: dict[str, Any] = {"data": {"name": "own"}}
+    overrides, reasons = _checked(overrides), []
+    if (_asked(overrides, "constraint", "kind") or "size") == "size":
+        settings["constraint"] = {"kind": "size", "lower": balance}
+        reasons.append(
+            f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance)"
+        )
     for rule in rules:
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
@@ -127,9 +131,18 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
     batch = _asked(settings, "optim", "batch_size") or batch
-    change = {"optim": {"batch_size": batch, "lr": 0.2 * batch / 128}, "centers": {"kind": "closed_form"}}
-    why = "few images need small batches to take enough steps; the learning rate follows the batch"
-    return change, f"optim.batch_size={batch}, optim.lr={0.2 * batch / 128}: {why}"
+    rate, asked = 0.2 * batch / 128, _asked(settings, "optim", "lr")
+    why = "few images need small batches to take enough steps"
+    told = (
+        f"optim.batch_size={batch}: {why}" if asked is not None else f"optim.batch_size={batch}, optim.lr={rate}: {why}"
+    )
+    return {"optim": {"batch_size": batch, "lr": rate}}, told
+
+
+def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    kind = _asked(settings, "centers", "kind") or "closed_form"
+    why = "it has no learning rate that would have to be right" if kind == "closed_form" else "as you asked"
+    return {"centers": {"kind": kind}}, f"centers.kind={kind}: {why}"
 
 
 def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:

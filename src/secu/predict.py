@@ -14,7 +14,7 @@ from secu.checkpoint import load_trained
 from secu.data.own import Skipped, Source, decoded_in_batches
 from secu.data.own.cache import Progress
 from secu.errors import UserError
-from secu.evaluate import Predictor, choose
+from secu.evaluate import Predictions, Predictor, best_two
 from secu.run import Run, write_atomically
 from secu.tables import CsvWriter, Writer, format_of, make_rows, table_writer
 from secu.train import choose_device
@@ -61,11 +61,11 @@ class Stream:
         self.skipped = list(source.skipped)
 
     def write(self, writer: Writer) -> None:
-        """Hand batches to the device ahead of reading the answers, so that it never waits for the table."""
-        waiting: deque[tuple[list[int], Tensor]] = deque()
+        """Write the table; the device works on the next batches while rows of earlier ones are written."""
+        waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
         with torch.inference_mode():
             for numbers, pixels in self._batches():
-                waiting.append((numbers, self.predictor(pixels.to(self.device, non_blocking=True))))
+                waiting.append((numbers, *self._answer(pixels)))
                 if len(waiting) > IN_FLIGHT:
                     self._write_one(writer, *waiting.popleft())
             while waiting:
@@ -73,8 +73,22 @@ class Stream:
         if len(self.skipped) == len(self.source.skipped) + len(self.source):
             raise UserError(f"source: none of the {len(self.source)} images in {self.source.name} can be read")
 
-    def _write_one(self, writer: Writer, numbers: list[int], cosines: Tensor) -> None:
-        found = choose(cosines, self.config.loss.prediction_temperature)
+    def _answer(self, pixels: Tensor) -> tuple[Predictions, torch.cuda.Event | None]:
+        """Ask the model; on CUDA the answer is only on its way, and the event says when it is there."""
+        cuda = self.device.type == "cuda"
+        images = (pixels.pin_memory() if cuda else pixels).to(self.device, non_blocking=True)
+        found = best_two(self.predictor(images), self.config.loss.prediction_temperature).to_host()
+        if not cuda:
+            return found, None
+        event = torch.cuda.Event()
+        event.record()
+        return found, event
+
+    def _write_one(
+        self, writer: Writer, numbers: list[int], found: Predictions, there: torch.cuda.Event | None
+    ) -> None:
+        if there is not None:
+            there.synchronize()
         outlier = found.cosine < self.limits[found.cluster]
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
         writer.write(make_rows([self.source.ids[i] for i in numbers], found, outlier, columns))

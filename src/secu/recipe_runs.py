@@ -14,7 +14,8 @@ from secu.data import load
 from secu.errors import UserError
 from secu.results import write_results
 from secu.run import Run
-from secu.train import Job, Listener, check, check_alike, choose_device, train_together
+from secu.train import check, check_alike, choose_device, train_together
+from secu.training import Job, Listener
 
 METRICS = ("acc", "nmi", "ari")
 T = TypeVar("T")
@@ -43,8 +44,9 @@ def run_side_by_side(
     config = wanted[0][0]
     images = load(config.data.name, config.data.train, data, config.data.image_size)
     test = load(config.data.name, config.data.test, data, config.data.image_size)
-    for config, _, _ in wanted if not resume else ():
-        check(config, images, device)
+    for config, path, _ in wanted:
+        if not (resume and Run(path).has_checkpoint()):
+            check(config, images, device)
     jobs = [
         Job(config, Run.start(path, config, resume=resume, force=force), listener) for config, path, listener in wanted
     ]
@@ -91,7 +93,10 @@ def repeat(
     if together < 1:
         raise UserError(f"together: {together} must be at least 1")
     configs = [load_config(recipe, [*overrides, f"seed={seed}"]) for seed in seeds]
-    runs = [Run.start(out / f"seed-{config.seed}", config, resume=True, force=False) for config in configs]
+    runs = [Run(out / f"seed-{config.seed}") for config in configs]
+    for config, run in zip(configs, runs, strict=True):
+        if run.path.exists():
+            Run.start(run.path, config, resume=True, force=False)  # complains if it is another's
     waiting = [(config, run) for config, run in zip(configs, runs, strict=True) if not is_finished(run)]
     # Only seeds that stand at the same epoch can go on side by side.
     for _, group in groupby(

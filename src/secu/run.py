@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -120,7 +120,7 @@ class Run:
         run = cls.to_resume(path) if resume else None
         if run is None:
             return cls.create(path, config, force=force)
-        ours, theirs = flatten(config.model_dump(mode="json")), flatten(run.config().model_dump(mode="json"))
+        ours, theirs = flatten(config.settings()), flatten(run.config().settings())
         if different := [key for key in ours | theirs if ours.get(key) != theirs.get(key)]:
             key = different[0]
             raise UserError(f"resume: {path} was started with {key}={theirs.get(key)}, got {key}={ours.get(key)}")
@@ -217,7 +217,9 @@ class Run:
         # Last, as resuming believes it: a finished state beside an older model would never be put right.
         write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
 
-    def save_model(self, name: str, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    def save_model(
+        self, name: str, modules: Mapping[str, nn.Module], metadata: Mapping[str, str] | None = None
+    ) -> dict[str, Tensor]:
         """Write what a trained model is made of, and return all tensors of the modules."""
         tensors = {
             f"{part}.{key}": value.detach().cpu().contiguous()
@@ -225,8 +227,15 @@ class Run:
             for key, value in module.state_dict().items()
         }
         model = {key: value for key, value in tensors.items() if key.startswith(MODEL)}
-        write_atomically(self.path / name, lambda path: save_file(model, path))
+        write_atomically(self.path / name, lambda path: save_file(model, path, dict(metadata or {})))
         return tensors
+
+    def metadata(self, name: str) -> dict[str, str]:
+        """Return what was noted in a model file; nothing if there is none."""
+        if not (self.path / name).is_file():
+            return {}
+        with safe_open(self.path / name, "pt") as file:
+            return dict(file.metadata() or {})
 
     def load_state(self) -> dict[str, Any]:
         """Return the last checkpoint; only tensors and plain values are ever unpickled."""

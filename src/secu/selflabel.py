@@ -24,13 +24,13 @@ from secu.data import ImageSource, load
 from secu.data.own import OwnImages
 from secu.data.own.known import Known, changes
 from secu.errors import UserError
-from secu.evaluate import Consistency, choose, consistency, embed, find_temperature
+from secu.evaluate import Consistency, calibration, choose, consistency, embed, find_temperature
 from secu.fit import images_of
-from secu.metrics import calibration_error, matched
 from secu.results import write_results
 from secu.run import Run, void, write_json
 from secu.teaching import Teaching
-from secu.train import Listener, check, choose_device, train
+from secu.train import check, choose_device, train
+from secu.training import Listener
 
 STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
@@ -48,6 +48,7 @@ class State:
     agreement: float  # share of random views that have the label of their image
     confidence: float  # mean over all images
     confident: float  # share of images surer than selflabel.confidence
+    sizes: tuple[int, ...]
     largest: int
     smallest: int
     calibration_error: float | None  # on images whose true class is known
@@ -93,26 +94,28 @@ def self_label(
     first = load_trained(source, images.shape, place)
     views = random_views(first.config, images.shape).to(place)
     cosines_NK = embed(first.encoder, first.augmentation, images) @ first.clustering.head().T
+    labels_N = cosines_NK.argmax(-1)
     share = look(first, views, images, LOOKED_AT).agreement
     begun = Run.to_resume(out) if resume else None
     if begun is None:
         second = second_config(source, cosines_NK, share, overrides or {})
     else:
         second = begun_config(begun, source, known, overrides or {})
+    del cosines_NK  # large where there are many clusters
     check(second, images, device)
     run = Run.start(out, second, resume=resume, force=force)
     if known:
         write_json(run.path / "images.json", known)
 
     def prepare(model: Trained) -> None:
-        teaching(model).begin(cosines_NK.argmax(-1), share)
+        teaching(model).begin(labels_N, share)
 
-    def observe(model: Trained) -> dict[str, float]:
+    def after_epoch(model: Trained) -> dict[str, float]:
         seen = look(model, views, images, GLANCED_AT)
         teaching(model).share.fill_(seen.agreement)
         return seen._asdict()
 
-    watch: dict[str, Any] = {"listener": listener, "prepare": prepare, "observe": observe}
+    watch: dict[str, Any] = {"listener": listener, "prepare": prepare, "after_epoch": after_epoch}
     try:
         model = train(second, images, run, test=test, device=device, resume=resume, time_limit=time_limit, **watch)
     except UserError:
@@ -139,7 +142,7 @@ def random_views(config: Config, shape: tuple[int, int, int]) -> Augmentation:
 
 def look(model: Trained, views: Augmentation, images: ImageSource, most: int) -> Consistency:
     """Compare the labels of some of the images, spread evenly, with those of their random views."""
-    index_N = torch.arange(0, len(images), max(1, len(images) // most))
+    index_N = torch.arange(0, len(images), -(-len(images) // most))
     return consistency(model.encoder, views, model.clustering.head(), images, index_N)
 
 
@@ -238,22 +241,18 @@ def state(
     """Look at a model's labels of the images, which are returned, too, and at its confidence, if classes are known."""
     centers_KD, temperature = model.clustering.head(), model.config.loss.prediction_temperature
     found = choose(embed(model.encoder, model.augmentation, images) @ centers_KD.T, temperature)
-    sizes = torch.bincount(found.cluster, minlength=len(centers_KD))
-    error = None
-    if scored.targets is not None and bool((scored.targets >= 0).any()):
-        known = scored.targets >= 0
-        told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
-        right = matched(scored.targets[known].numpy(), told.cluster[known].numpy())
-        error = calibration_error(told.confidence[known].numpy(), right)
+    sizes = torch.bincount(found.cluster, minlength=len(centers_KD)).tolist()
+    told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
     seen = look(model, views, images, LOOKED_AT)
     return State(
         information=seen.information,
         agreement=seen.agreement,
         confidence=float(found.confidence.mean()),
         confident=float((found.confidence > limit).float().mean()),
-        largest=int(sizes.max()),
-        smallest=int(sizes.min()),
-        calibration_error=error,
+        sizes=tuple(sizes),
+        largest=max(sizes),
+        smallest=min(sizes),
+        calibration_error=calibration(scored, told),
     ), found.cluster
 
 
@@ -263,11 +262,12 @@ def worries(before: State, after: State) -> list[str]:
     if after.information < before.information - WORSE:
         found.append(
             "the clusters stand up less to random changes of the images (label-free score "
-            f"{before.information:.3f} before, {after.information:.3f} now): keep the first run, or lower optim.lr"
+            f"{before.information:.3f} before, {after.information:.3f} now): keep the run before, or lower optim.lr"
         )
-    if after.smallest < before.smallest / 2:
-        found.append(
-            f"the smallest cluster fell from {before.smallest:,} to {after.smallest:,} images: "
-            "raise selflabel.smallest, or keep the first run"
-        )
+    for cluster, (then, now) in enumerate(zip(before.sizes, after.sizes, strict=True)):
+        if now < then / 2:
+            found.append(
+                f"cluster {cluster} fell from {then:,} to {now:,} images: "
+                "raise selflabel.smallest, or keep the run before"
+            )
     return found

@@ -15,6 +15,8 @@ from secu.errors import UserError, nearest
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
 
+GOES_ON = {name: f"secu {name} --resume" for name in ("train", "fit", "selflabel")} | {"repeat": "the same command"}
+
 
 def main() -> NoReturn:
     """Run the program and turn exceptions into one line and an exit code."""
@@ -28,8 +30,8 @@ def main() -> NoReturn:
     except UserError as error:
         _fail(error, 2, debug)
     except (KeyboardInterrupt, typer.Abort):
-        again = f"; secu {arguments[0]} --resume goes on from the last checkpoint"
-        print(f"secu: interrupted{again if arguments[0] in ('train', 'fit') else ''}", file=sys.stderr)
+        how = GOES_ON.get(arguments[0])
+        print(f"secu: interrupted{f'; {how} goes on from the last checkpoint' if how else ''}", file=sys.stderr)
         raise SystemExit(130) from None
     except OSError as error:
         _fail(error, 2, debug)

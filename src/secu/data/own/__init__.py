@@ -62,11 +62,17 @@ class OwnImages(Images):
     skipped: tuple[Skipped, ...] = ()
 
     def only(self, rows: list[int]) -> OwnImages:
-        """Return some of the images, in this order."""
+        """Return some of the images, in this order, with the classes that are left."""
+        targets, names = None if self.targets is None else self.targets[rows], self.class_names
+        if targets is not None and names:
+            left, numbers = targets[targets >= 0].unique(return_inverse=True)
+            targets = targets.clone()
+            targets[targets >= 0] = numbers
+            names = tuple(names[i] for i in left.tolist())
         return OwnImages(
             pixels=self.pixels[rows],
-            targets=None if self.targets is None else self.targets[rows],
-            class_names=self.class_names,
+            targets=targets,
+            class_names=names,
             ids=tuple(self.ids[i] for i in rows),
             columns={name: [values[i] for i in rows] for name, values in self.columns.items()},
             paths=tuple(self.paths[i] for i in rows) if self.paths else (),

@@ -69,11 +69,6 @@ class _ArchiveSource(Source, Generic[Info]):
         """The images as they lie in the archive: a compressed .tar can only be read forwards."""
         return sorted(range(len(self)), key=lambda i: self.members[i].offset)
 
-    def take(self, rows: Sequence[int]) -> None:
-        """Keep these images alone, in this order."""
-        super().take(rows)
-        self.members = [self.members[i] for i in rows]
-
     def stamps(self) -> Iterator[str]:
         """Return size and time of the archive."""
         yield file_stamp(self.path)

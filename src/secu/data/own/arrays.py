@@ -13,7 +13,7 @@ New arrays are understood as those that a run was trained on (``read_as``), so t
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,12 +75,6 @@ class ArraySource(Source):
             found = f"{self.name} holds values from {self.low:g} to {self.high:g}, which are taken as {self.values}"
             raise UserError(f"source: {found}; the run was trained on {values}: scale them alike")
         self._understand(values)
-
-    def take(self, rows: Sequence[int]) -> None:
-        """Keep these images alone; ids are numbers, so that those of an array that grew are its beginning."""
-        assert list(rows) == list(range(len(rows)))
-        super().take(rows)
-        self.array = self.array[: len(rows)]
 
     def _understand(self, values: str) -> None:
         self.values, self.factor = values, FACTORS[values]

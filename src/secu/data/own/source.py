@@ -84,11 +84,6 @@ class Source(ABC):
     def read_as(self, values: str | None) -> None:  # noqa: B027
         """Understand the values of an array as a run did (data.values); files say themselves what they hold."""
 
-    def take(self, rows: Sequence[int]) -> None:
-        """Keep these images alone, in this order; to be called before anything else is asked of the source."""
-        self.ids = [self.ids[i] for i in rows]
-        self.columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
-
     def close(self) -> None:  # noqa: B027
         """Let go of open files; an image cannot be read after that."""
 
@@ -180,11 +175,6 @@ class FileSource(Source):
     def read(self, i: int) -> Raw:
         """Return the path of image ``i``."""
         return self.paths[i]
-
-    def take(self, rows: Sequence[int]) -> None:
-        """Keep these images alone, in this order."""
-        super().take(rows)
-        self.paths = [self.paths[i] for i in rows]
 
     def stamps(self) -> Iterator[str]:
         """Return the size, time and mode of each file: a file that may be read at last is not the same as before."""
