@@ -34,13 +34,13 @@ from results import KEPT, METRICS, ROOT, spread
 from rich.console import Console
 from sklearn.cluster import KMeans
 
-from secu.config import merge, parse_overrides
 from secu.console import ProgressListener
 from secu.data import load
 from secu.errors import UserError
 from secu.fit import Request, fit, plan_for
 from secu.metrics import score
 from secu.run import write_json, write_text
+from secu.settings import merge, parse_overrides
 from secu.train import choose_device
 
 DOC = ROOT / "docs" / "defaults.md"

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from secu.clustering import Clustering
-from secu.config import load_config
+from secu.settings import load_config
 from secu.train import choose_device
 
 KINDS = ("none", "size", "entropy")

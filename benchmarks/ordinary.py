@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from secu.clustering import Clustering
-from secu.config import AugmentConfig, Config, load_config
+from secu.config import AugmentConfig, Config
 from secu.model import Encoder
+from secu.settings import load_config
 from secu.train import choose_device
 
 WARM_UP = 5

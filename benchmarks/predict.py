@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from secu.checkpoint import build
-from secu.config import merge, parse_overrides, resolve
 from secu.data.own import open_source
 from secu.predict import BATCH, Stream, predict_source
 from secu.run import Run
+from secu.settings import merge, parse_overrides, resolve
 from secu.train import choose_device
 
 CLUSTERS, SIDE = 10, 32

@@ -14,9 +14,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from secu.config import load_config
 from secu.errors import UserError
 from secu.run import Run, write_atomically, write_json, write_text
+from secu.settings import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results"

@@ -20,9 +20,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from secu.checkpoint import build
-from secu.config import Config, load_config
+from secu.config import Config
 from secu.data import Images
 from secu.engine import ClusterStep, Engine, choose_engine
+from secu.settings import load_config
 from secu.train import choose_device
 
 REPEATS = 20

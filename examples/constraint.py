@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secu.config import load_config
 from secu.constraints import Constraint
 from secu.data import load
 from secu.results import find_results
 from secu.run import Run
+from secu.settings import load_config
 from secu.train import train
 from secu.training import Listener
 

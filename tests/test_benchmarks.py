@@ -66,9 +66,9 @@ def test_only_a_finished_run_of_the_recipe_is_kept(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import results
 
-    from secu.config import load_config
     from secu.errors import UserError
     from secu.run import Run, write_json
+    from secu.settings import load_config
 
     run = Run.create(tmp_path / "run", load_config("digits", ["optim.lr=0.7"]))
     write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from secu import __version__, cli
-from secu.config import load_config, recipe_names
 from secu.errors import UserError
 from secu.run import Run
+from secu.settings import load_config, recipe_names
 
 TINY = ("heads=[3]", "optim.epochs=1", "optim.batch_size=256", "optim.warmup_epochs=0", "encoder.dim=8")
 
@@ -378,7 +378,7 @@ def test_a_bug_is_one_line_with_exit_code_1(secu, monkeypatch):
     def broken():
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("secu.config.recipe_names", broken)
+    monkeypatch.setattr("secu.settings.recipe_names", broken)
     message = assert_one_line(secu("recipes"), code=1)
     assert message == "secu: unexpected RuntimeError: two lines (--debug shows where)\n"
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from secu.checkpoint import build
 from secu.clustering import Clustering
-from secu.config import Config, load_config
+from secu.config import Config
 from secu.constraints import NO_LABEL
 from secu.data import Images
 from secu.engine import ClusterStep, Engine
 from secu.metrics import accuracy
 from secu.optim import learning_rates
+from secu.settings import load_config
 
 HEADS = (3, 5)
 DIM = 6

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from secu.config import Config, load_config, load_recipe, merge, parse_overrides, recipe_names, resolve
+from secu.config import Config
 from secu.errors import UserError, nearest
+from secu.settings import load_config, load_recipe, merge, parse_overrides, recipe_names, resolve
 
 
 def complaint(*overrides, recipe="cifar10"):

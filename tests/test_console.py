@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from secu import console
-from secu.config import load_config
 from secu.console import DecodeProgress, ProgressListener
+from secu.settings import load_config
 
 EPOCH = {"epoch": 0, "loss": 1.0, "smallest": 3, "largest": 5, "seconds": 1.0}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from secu.config import load_config, recipe_names
+from secu.settings import load_config, recipe_names
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = re.findall(r"`secu train ([^`]+)`", (ROOT / "docs" / "recipes.md").read_text())

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from secu.backbones import ViewNorm
 from secu.checkpoint import Trained, build, restore, save
-from secu.config import load_config
 from secu.data import Images
 from secu.engine import ClusterStep, Engine, batch_sizes, choose_engine, compile_part
 from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
+from secu.settings import load_config
 
 
 @given(st.integers(2, 400), st.integers(2, 64))

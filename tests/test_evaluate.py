@@ -11,7 +11,6 @@ from sklearn.metrics import mutual_info_score
 
 from secu import evaluate, results
 from secu.checkpoint import build, load_trained
-from secu.config import load_config
 from secu.data import Images, load
 from secu.evaluate import (
     Predictions,
@@ -28,6 +27,7 @@ from secu.evaluate import (
 from secu.metrics import score
 from secu.results import draw_exemplars, nearest_to_center, tile, write_results
 from secu.run import Run
+from secu.settings import load_config
 from secu.train import train
 
 CPU = torch.device("cpu")

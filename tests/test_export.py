@@ -9,11 +9,11 @@ from PIL import Image
 
 from own_images import SHORT, fitted, tree, write_folder
 from secu.checkpoint import load_trained
-from secu.config import load_config, merge
 from secu.errors import UserError
 from secu.evaluate import Predictor, choose
 from secu.export import export_onnx
 from secu.run import Run
+from secu.settings import load_config, merge
 
 CPU = torch.device("cpu")
 

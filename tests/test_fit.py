@@ -13,7 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from own_images import SHORT, digits, fitted, request_of, rows_of, tree, write_folder, write_manifest, write_zip
-from secu.config import merge
 from secu.data import load
 from secu.data.own import open_source
 from secu.errors import UserError
@@ -21,6 +20,7 @@ from secu.fit import fit, images_of, plan_for
 from secu.metrics import score
 from secu.run import Run
 from secu.selflabel import self_label
+from secu.settings import merge
 from secu.training import Listener
 
 FILES = [
@@ -644,7 +644,7 @@ def test_grey_can_be_asked_for(tmp_path):
 
 
 def test_the_images_of_an_experiment_are_found_again(tmp_path):
-    from secu.config import load_config
+    from secu.settings import load_config
 
     run = Run.create(tmp_path / "run", load_config("digits"))
     assert torch.equal(images_of(run, "all").fetch(torch.arange(5)), load("digits", "all").fetch(torch.arange(5)))

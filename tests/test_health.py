@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from secu.config import resolve
 from secu.evaluate import Predictions
 from secu.health import warnings_of
+from secu.settings import resolve
 
 
 def predictions(sizes, confidence=0.95):

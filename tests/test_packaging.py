@@ -53,9 +53,9 @@ def test_an_unpacked_wheel_works_away_from_the_repository(wheel, tmp_path):
         archive.extractall(tmp_path / "site")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-        "import secu, secu.config\n"
+        "import secu, secu.settings\n"
         f"assert secu.__file__.startswith({str(tmp_path)!r}), secu.__file__\n"
-        "assert len([secu.config.load_config(name) for name in secu.config.recipe_names()]) == 15\n"
+        "assert len([secu.settings.load_config(name) for name in secu.settings.recipe_names()]) == 15\n"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr

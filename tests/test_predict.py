@@ -13,11 +13,11 @@ from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
 from secu import predict
-from secu.config import load_config, merge
 from secu.data.own import ArraySource, open_source
 from secu.errors import UserError
 from secu.predict import predict_source, read_limits
 from secu.run import Run
+from secu.settings import load_config, merge
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import statistics
 
 import pytest
 
-from secu.config import load_config
 from secu.errors import UserError
 from secu.recipe_runs import is_finished, parse_seeds, repeat, run_recipe, run_side_by_side, summary
 from secu.run import Run
+from secu.settings import load_config
 from secu.training import Listener
 
 TINY = ["heads=[10]", "optim.epochs=2", "optim.batch_size=128"]

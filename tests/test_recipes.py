@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from secu.config import load_config, load_recipe, recipe_names
+from secu.settings import load_config, load_recipe, recipe_names
 
 SNAPSHOT = Path(__file__).with_name("recipes_snapshot.json")
 

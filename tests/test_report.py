@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
-from secu.config import load_config
 from secu.data import Images
 from secu.metrics import score
 from secu.report import ReportData, build, layout, page, thumbnails, write_report
+from secu.settings import load_config
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",

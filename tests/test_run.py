@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from secu.checkpoint import load_trained
-from secu.config import load_config
 from secu.errors import UserError
 from secu.run import FILES, Run, write_atomically, write_json, write_text
+from secu.settings import load_config
 
 CONFIG = load_config("digits", ["heads=[3]", "optim.epochs=2"])
 STATE = {"momentum": {}, "epochs_done": 1, "seconds": 0.5}

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from own_images import fitted, rows_of, tree, write_folder
 from secu import cli, selflabel
 from secu.checkpoint import load_trained
-from secu.config import load_config
 from secu.data import Images, load
 from secu.errors import UserError
 from secu.evaluate import choose, consistency, embed
@@ -22,6 +21,7 @@ from secu.fit import images_of
 from secu.metrics import calibration_error, matched
 from secu.run import Run
 from secu.selflabel import State, second_config, self_label, worries
+from secu.settings import load_config
 from secu.train import train
 from secu.training import Listener
 

@@ -9,10 +9,10 @@ from PIL import Image
 
 from own_images import digits, fitted, rows_of, tree, write_folder, write_zip
 from secu import sorting
-from secu.config import load_config
 from secu.data import load
 from secu.errors import UserError
 from secu.run import Run
+from secu.settings import load_config
 from secu.sorting import sort_run
 from secu.train import train
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secu.checkpoint import build
-from secu.config import Config, load_config
+from secu.config import Config
 from secu.data import Images
 from secu.engine import ClusterStep, Engine
 from secu.errors import UserError
 from secu.evaluate import embed
+from secu.settings import load_config
 from secu.teaching import Teaching
 from test_clustering import BATCH, DIM, IMAGES, dot, draw_embeddings, normalise, softmax
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 import secu.train
 import secu.training
-from secu.config import load_config
 from secu.constraints import NO_LABEL
 from secu.data import FolderImages, Images, load
 from secu.errors import UserError
 from secu.run import Run
+from secu.settings import load_config
 from secu.train import choose_device, train
 from secu.training import Listener, is_due
 

@@ -1,18 +1,12 @@
-"""What a run is: frozen models, YAML recipes and ``key=value`` overrides.
+"""What a run is: frozen models of all its settings.
 
 Every default of the project lives in this file and nowhere else; a recipe states only what differs.
 The paper's symbol stands in brackets behind each setting that has one.
 """
 
-from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from secu.errors import UserError, nearest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Channels = tuple[float, ...]
 
@@ -232,94 +226,3 @@ class Config(Model):
     def settings(self) -> dict[str, Any]:
         """Return what makes a run what it is; the paper's numbers and the description do not."""
         return self.model_dump(mode="json", exclude={"description", "paper", "paper_selflabel"})
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with the package."""
-    return sorted(
-        p.name.removesuffix(".yaml") for p in resources.files("secu.recipes").iterdir() if p.name.endswith(".yaml")
-    )
-
-
-def load_recipe(name: str) -> dict[str, Any]:
-    """Return a recipe's settings: ``name`` is one of ours or the path of a YAML file."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"recipe: no file {name}")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"recipe: {name} is not a text file") from None
-    elif name in recipe_names():
-        text = resources.files("secu.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    else:
-        raise UserError(f"recipe: unknown {name!r}; {nearest(name, recipe_names())}, or the path of a .yaml file")
-    try:
-        settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"recipe: {name} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"recipe: {name} must hold key: value pairs, got {type(settings).__name__}")
-    return settings
-
-
-def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """Turn ``["optim.lr=0.1", …]`` into nested settings; values are read as YAML."""
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, text = pair.partition("=")
-        if not separator or not key:
-            raise UserError(f"override: {pair!r} must look like key=value, for example optim.lr=0.1")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"override: {key}: cannot read the value {text!r}") from None
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        settings = merge(settings, value)
-    return settings
-
-
-def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``change`` laid over it, mapping by mapping."""
-    merged = dict(base)
-    for key, value in change.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged
-
-
-def resolve(settings: Mapping[str, Any]) -> Config:
-    """Validate settings into a Config; the first thing wrong becomes one line for the user."""
-    try:
-        return Config.model_validate(settings)
-    except ValidationError as error:
-        raise UserError(_one_line(error)) from None
-
-
-def load_config(recipe: str, overrides: Iterable[str] = ()) -> Config:
-    """Read a recipe, lay the overrides over it and validate the whole."""
-    return resolve(merge(load_recipe(recipe), parse_overrides(overrides)))
-
-
-def _one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    key = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        model: Any = Config
-        for part in path[:-1]:
-            model = _section(model, part)
-        return f"{key}: unknown setting; {nearest(path[-1], model.model_fields)}"
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    plain = {"tuple_type": "input should be a list in [brackets]", "model_type": f"input should be {key}.SETTING=VALUE"}
-    message = plain.get(first["type"], first["msg"])
-    return f"{key}: {first['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _section(model: type[Model], name: str) -> type[Model]:
-    annotation: Any = model.model_fields[name].annotation
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return next(c for c in candidates if isinstance(c, type) and issubclass(c, Model))

@@ -4,11 +4,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from secu.config import load_config
 from secu.data import Images, load
 from secu.metrics import Scores, score
 from secu.results import write_results
 from secu.run import Run, write_json
+from secu.settings import load_config
 from secu.train import choose_device, train
 from secu.training import Listener
 

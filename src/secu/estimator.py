@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from secu.checkpoint import Trained, load_trained
-from secu.config import Config, merge
+from secu.config import Config
 from secu.console import DecodeProgress, ProgressListener
 from secu.data.own import ArraySource, Source
 from secu.data.own.memory import open_images
@@ -36,6 +36,7 @@ from secu.health import warnings_of
 from secu.metrics import accuracy
 from secu.run import Run, flatten, write_json
 from secu.selflabel import self_label as teach_itself
+from secu.settings import merge
 from secu.tables import OURS
 from secu.train import choose_device
 

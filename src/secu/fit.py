@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from secu.checkpoint import Trained
-from secu.config import Config, merge, resolve
+from secu.config import Config
 from secu.data import ImageSource, data_root, load
 from secu.data.own import BadImage, OwnImages, Source, decoded, open_source, prepare, printable
 from secu.data.own.cache import Progress
@@ -19,6 +19,7 @@ from secu.errors import UserError
 from secu.plan import Facts, Plan, make_plan
 from secu.results import Results, write_results
 from secu.run import Run, void, write_json
+from secu.settings import merge, resolve
 from secu.train import check, choose_device, train
 from secu.training import Listener
 

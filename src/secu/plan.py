@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from secu.config import Config, merge, resolve
+from secu.config import Config
 from secu.errors import UserError
+from secu.settings import merge, resolve
 
 MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images a cluster teaches noise

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from secu.checkpoint import Trained
-from secu.config import Config, load_config
+from secu.config import Config
 from secu.data import load
 from secu.errors import UserError
 from secu.results import write_results
 from secu.run import Run
+from secu.settings import load_config
 from secu.train import check, check_alike, choose_device, train_together
 from secu.training import Job, Listener
 

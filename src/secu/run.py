@@ -30,8 +30,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from secu.config import Config, merge, resolve
+from secu.config import Config
 from secu.errors import UserError
+from secu.settings import merge, resolve
 
 FILES = (
     *("config.yaml", "run.json", "images.json", "metrics.jsonl", "model.safetensors", "state.pt", "assignments.csv"),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from secu.augment import Augmentation
 from secu.checkpoint import Trained, load_trained
-from secu.config import Config, merge, resolve
+from secu.config import Config
 from secu.data import ImageSource, load
 from secu.data.own import OwnImages
 from secu.data.own.known import Known, changes
@@ -28,6 +28,7 @@ from secu.evaluate import Consistency, calibration, choose, consistency, embed, 
 from secu.fit import images_of
 from secu.results import write_results
 from secu.run import Run, void, write_json
+from secu.settings import merge, resolve
 from secu.teaching import Teaching
 from secu.train import check, choose_device, train
 from secu.training import Listener

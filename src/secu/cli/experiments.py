@@ -20,6 +20,7 @@ from secu.cli.app import (
     parse_time,
     tell,
 )
+from secu.errors import UserError
 
 
 @app.command()
@@ -35,7 +36,7 @@ def train(
     time_limit: TimeLimit = None,
 ) -> None:
     """Train a recipe and leave a run folder."""
-    from secu.config import load_config
+    from secu.settings import load_config
 
     limit = parse_time(time_limit)
     config = load_config(recipe, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
@@ -104,10 +105,10 @@ def selflabel(
     time_limit: TimeLimit = None,
 ) -> None:
     """Let a finished run teach itself, in a second training."""
-    from secu.config import merge, parse_overrides
     from secu.console import ProgressListener
     from secu.run import Run
     from secu.selflabel import self_label
+    from secu.settings import merge, parse_overrides
 
     limit = parse_time(time_limit)
     settings = parse_overrides(overrides or [])
@@ -150,7 +151,7 @@ def selflabel(
 @app.command()
 def evaluate(
     run: RunFolder,
-    split: Annotated[str, typer.Option(help="Split of the run's data set.")] = "test",
+    split: Annotated[str | None, typer.Option(help="Split of the run's data set. Default: its test split.")] = None,
     device: Device = "auto",
     data: DataRoot = None,
 ) -> None:
@@ -163,7 +164,9 @@ def evaluate(
 
     folder = Run.open(run)
     config = folder.config()
-    source = images_of(folder, split, data, tell=tell)
+    if split is not None and config.data.name == "own":
+        raise UserError(f"split: {split!r} is a part of a data set; own images have none, leave it out")
+    source = images_of(folder, split or config.data.test, data, tell=tell)
     model = load_trained(folder, source.shape, choose_device(device))
     embeddings = embed(model.encoder, model.augmentation, source)
     found = predict(embeddings, model.clustering.head(), config.loss.prediction_temperature)
@@ -180,7 +183,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this one, as r
     """List the recipes, or show one with all its settings."""
     import yaml
 
-    from secu.config import load_config, recipe_names
+    from secu.settings import load_config, recipe_names
 
     if name is not None:
         print(yaml.safe_dump(load_config(name).model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")

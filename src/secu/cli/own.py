@@ -44,11 +44,11 @@ def fit(
     time_limit: TimeLimit = None,
 ) -> None:
     """Cluster your own images and write a report."""
-    from secu.config import merge, parse_overrides
     from secu.console import DecodeProgress, ProgressListener, show_plan
     from secu.fit import Request, plan_for
     from secu.fit import fit as run_fit
     from secu.run import Run
+    from secu.settings import merge, parse_overrides
 
     limit = parse_time(time_limit)
     if overrides and Path(overrides[0]).exists():  # the shell has turned *.png into many names
