@@ -234,10 +234,11 @@ def test_ctrl_c_leaves_nothing(pictures, cache):
         if done == 5:
             raise KeyboardInterrupt
 
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         prepare(open_source(pictures), 8, 3, cache=cache, progress=press)
     assert list(cache.iterdir()) == []
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool")]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("ThreadPool")]
     assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 30
 
 

@@ -12,7 +12,7 @@ import torch
 from secu.checkpoint import Trained
 from secu.config import Config
 from secu.data import ImageSource, data_root, load
-from secu.data.own import BadImage, OwnImages, Source, decoded, open_source, prepare, printable
+from secu.data.own import OwnImages, Source, decoded_in_batches, open_source, prepare, printable
 from secu.data.own.cache import Progress
 from secu.data.own.known import Known, changes, remember
 from secu.errors import UserError
@@ -23,6 +23,7 @@ from secu.settings import merge, resolve
 from secu.train import check, choose_device, train
 from secu.training import Listener
 
+BATCH = 64  # images decoded into memory between two calls of the progress bar
 STATISTICS = 2_000  # images that mean and deviation of the pixels are taken from
 
 
@@ -150,12 +151,13 @@ def decode(
 
 def decode_all(source: Source, size: int, channels: int, progress: Progress | None = None) -> OwnImages:
     """Decode every image of a source into memory; a bad one is an error, as each row must have its answer."""
-    pixels = np.empty((len(source), channels, size, size), np.uint8)
-    with closing(decoded(source, size, channels)) as images:
-        for done, (number, image) in enumerate(images, 1):
-            if isinstance(image, BadImage):
+    pixels, done = np.empty((len(source), channels, size, size), np.uint8), 0
+    with closing(decoded_in_batches(source, size, channels, BATCH)) as batches:
+        for numbers, images, bad in batches:
+            for number, image in bad:
                 raise UserError(f"source: {printable(source.ids[number])} cannot be read: {image.reason}")
-            pixels[number] = image
+            pixels[numbers] = images
+            done += len(numbers)
             if progress:
                 progress(done, len(source))
     return OwnImages(torch.from_numpy(pixels), ids=tuple(source.ids))

@@ -3,7 +3,7 @@
 import csv
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 
@@ -63,8 +63,8 @@ class Stream:
     def write(self, writer: Writer) -> None:
         """Write the table; the device works on the next batches while rows of earlier ones are written."""
         waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
-        with torch.inference_mode():
-            for numbers, pixels in self._batches():
+        with torch.inference_mode(), closing(self._batches()) as batches:
+            for numbers, pixels in batches:
                 waiting.append((numbers, *self._answer(pixels)))
                 if len(waiting) > IN_FLIGHT:
                     self._write_one(writer, *waiting.popleft())
@@ -93,7 +93,7 @@ class Stream:
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
         writer.write(make_rows([self.source.ids[i] for i in numbers], found, outlier, columns))
 
-    def _batches(self) -> Iterator[tuple[list[int], Tensor]]:
+    def _batches(self) -> Generator[tuple[list[int], Tensor]]:
         channels, size, _ = self.shape
         done = 0
         with closing(decoded_in_batches(self.source, size, channels, BATCH)) as batches:
