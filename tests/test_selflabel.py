@@ -20,7 +20,8 @@ from secu.evaluate import choose, consistency, embed
 from secu.fit import images_of
 from secu.metrics import calibration_error, matched
 from secu.run import Run
-from secu.selflabel import State, second_config, self_label, worries
+from secu.second_stage import second_config
+from secu.selflabel import State, self_label, worries
 from secu.settings import load_config
 from secu.train import train
 from secu.training import Listener

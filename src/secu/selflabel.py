@@ -19,24 +19,19 @@ from torch import Tensor
 
 from secu.augment import Augmentation
 from secu.checkpoint import Trained, load_trained
-from secu.config import Config
 from secu.data import ImageSource, load
 from secu.data.own import OwnImages
-from secu.data.own.known import Known, changes
+from secu.data.own.known import Known
 from secu.errors import UserError
 from secu.evaluate import Consistency, calibration, choose, consistency, embed, find_temperature
 from secu.fit import images_of
 from secu.results import write_results
 from secu.run import Run, void, write_json
-from secu.settings import merge, resolve
+from secu.second_stage import begun_config, second_config
 from secu.teaching import Teaching
 from secu.train import check, choose_device, train
 from secu.training import Listener
 
-STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
-LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
-LEARNING_RATE = 0.03  # at the largest batch; falls in proportion
-MANY = 1_000_000  # images, from which on the paper trains for 11 epochs instead of 100
 LOOKED_AT, GLANCED_AT = 10_000, 2_000  # images whose views are compared, before and after, and after every epoch
 WORSE = 0.1  # of the label-free score, from which on the user is warned
 
@@ -89,56 +84,71 @@ def self_label(
         raise UserError(f"out: {out} is the run to start from; name another folder")
     Run.check_free(out, force=force, resume=resume)
     require_finished(source)
-    place, listener = choose_device(device), listener or Listener()
+    listener = listener or Listener()
     images = images or images_of(source, data=data, tell=tell)
     test, known = scored_images(source, images, data), known_images(source, images)
-    first = load_trained(source, images.shape, place)
-    views = random_views(first.config, images.shape).to(place)
-    cosines_NK = embed(first.encoder, first.augmentation, images) @ first.clustering.head().T
-    labels_N = cosines_NK.argmax(-1)
-    share = look(first, views, images, LOOKED_AT).agreement
+    lesson, cosines_NK = first_lesson(source, images, choose_device(device))
     begun = Run.to_resume(out) if resume else None
     if begun is None:
-        second = second_config(source, cosines_NK, share, overrides or {})
+        config = second_config(source, cosines_NK, lesson.share, overrides or {})
     else:
-        second = begun_config(begun, source, known, overrides or {})
+        config = begun_config(begun, source, known, overrides or {})
     del cosines_NK  # large where there are many clusters
-    check(second, images, device)
-    run = Run.start(out, second, resume=resume, force=force)
+    check(config, images, device)
+    run = Run.start(out, config, resume=resume, force=force)
     if known:
         write_json(run.path / "images.json", known)
-
-    def prepare(model: Trained) -> None:
-        teaching(model).begin(labels_N, share)
-
-    def after_epoch(model: Trained) -> dict[str, float]:
-        seen = look(model, views, images, GLANCED_AT)
-        teaching(model).share.fill_(seen.agreement)
-        return seen._asdict()
-
-    watch: dict[str, Any] = {"listener": listener, "prepare": prepare, "after_epoch": after_epoch}
+    options: dict[str, Any] = {"test": test, "device": device, "resume": resume, "time_limit": time_limit}
     try:
-        model = train(second, images, run, test=test, device=device, resume=resume, time_limit=time_limit, **watch)
+        model = train(
+            config, images, run, **options, listener=listener, prepare=lesson.prepare, after_epoch=lesson.after_epoch
+        )
     except UserError:
         run.discard_empty()
         raise
     if not model.finished:
         return run, model, None
-    outcome = finish(run, first, model, views, images, test or images)
+    outcome = finish(run, model, lesson, test or images)
     write_results(run, model, images, pictures=report, tell=listener.busy)
     return run, model, outcome
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the second model learns from: the first one, the labels it gives, and how far they are to be believed."""
+
+    first: Trained
+    views: Augmentation  # that SeCu itself trained with
+    images: ImageSource
+    labels_N: Tensor
+    share: float
+
+    def prepare(self, model: Trained) -> None:
+        """Give the new model its labels, before the first epoch."""
+        teaching(model).begin(self.labels_N, self.share)
+
+    def after_epoch(self, model: Trained) -> dict[str, float]:
+        """Look how far the model's labels are to be believed now: so many may be sure in the next epoch."""
+        seen = look(model, self.views, self.images, GLANCED_AT)
+        teaching(model).share.fill_(seen.agreement)
+        return seen._asdict()
+
+
+def first_lesson(source: Run, images: ImageSource, device: torch.device) -> tuple[Lesson, Tensor]:
+    """Look at the images with the model of the run to start from; its cosines to the centers are returned, too."""
+    first = load_trained(source, images.shape, device)
+    (channels, height, width), config = images.shape, first.config
+    # Not the model's own augmentation, which is another if that run taught itself.
+    views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width)).to(device)
+    cosines_NK = embed(first.encoder, first.augmentation, images) @ first.clustering.head().T
+    share = look(first, views, images, LOOKED_AT).agreement
+    return Lesson(first, views, images, cosines_NK.argmax(-1), share), cosines_NK
 
 
 def teaching(model: Trained) -> Teaching:
     """Return what stands in the clustering's place."""
     assert isinstance(model.clustering, Teaching)
     return model.clustering
-
-
-def random_views(config: Config, shape: tuple[int, int, int]) -> Augmentation:
-    """Return the augmentation that SeCu itself trained with, also where the run to start from taught itself."""
-    channels, height, width = shape
-    return Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
 
 
 def look(model: Trained, views: Augmentation, images: ImageSource, most: int) -> Consistency:
@@ -168,66 +178,14 @@ def known_images(source: Run, images: ImageSource) -> Known:
     return {name: known[name] for name in images.ids} if isinstance(images, OwnImages) and known else {}
 
 
-def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any]) -> Config:
-    """Return the config of the second run that is to be resumed, after a look whether it is one, and of this run."""
-    config = run.config()
-    if config.selflabel is None or config.init_from is None:
-        raise UserError(f"resume: {run.path} is no run of self-labeling")
-    if Path(config.init_from).resolve() != source.path.resolve():
-        raise UserError(f"resume: {run.path} was started from {config.init_from}, got {source.path}")
-    if told := changes(run.images() or known, known):
-        raise UserError(f"resume: the images changed since {run.path} began: {told}; put them back, or begin a new run")
-    return resolve(merge(config.model_dump(mode="json"), overrides))
-
-
-def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict[str, Any]) -> Config:
-    """Return the config of the second stage: the first run's images, encoder and first head; the paper's schedule.
-
-    The temperature makes that share of the images sure. Few images get a smaller batch, so that an epoch has as many
-    steps as the paper's; the learning rate follows it.
-    """
-    first, images = source.config(), len(cosines_NK)
-    wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
-    settings = first.model_dump(mode="json") | {
-        "description": f"self-labeling of {source.path.name}",
-        "paper": first.paper_selflabel and first.paper_selflabel.model_dump(),
-        "paper_selflabel": None,
-        "init_from": str(source.path),
-        "heads": [first.heads[0]],
-        "constraint": {"kind": "none"},
-        "centers": {"kind": "sgd", "lr": 0.0},
-        "selflabel": {},
-    }
-    settings["optim"] = {
-        "name": "sgd",
-        "momentum": 0.9,
-        "weight_decay": first.optim.weight_decay,
-        "batch_size": min(max(wanted, SMALLEST_BATCH), LARGEST_BATCH, images),
-        "epochs": 100 if images < MANY else 11,
-        "initial_epochs": 0,
-        "warmup_epochs": 0,
-        "mixed_precision": first.optim.mixed_precision,
-    }
-    asked = resolve(merge(settings, overrides))
-    if asked.heads != first.heads[:1] or asked.selflabel is None:
-        raise UserError(f"selflabel: teaches the first head of {source.path}, so heads must be [{first.heads[0]}]")
-    settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
-    limit = asked.selflabel.confidence
-    temperature = find_temperature(cosines_NK, share, lambda confidence_N: (confidence_N > limit).float().mean())
-    settings["loss"] = {"temperature": round(temperature, 4)}
-    return resolve(merge(settings, overrides))
-
-
-def finish(
-    run: Run, first: Trained, model: Trained, views: Augmentation, images: ImageSource, scored: ImageSource
-) -> Outcome:
+def finish(run: Run, model: Trained, lesson: Lesson, scored: ImageSource) -> Outcome:
     """Calibrate the new model's confidence, and write down what changed."""
     assert model.config.selflabel is not None
-    limit = model.config.selflabel.confidence
-    before, labels_N = state(first, views, images, scored, limit)
-    seen = look(model, views, images, LOOKED_AT)
+    views, images, limit = lesson.views, lesson.images, model.config.selflabel.confidence
+    before, labels_N = state(lesson.first, views, images, scored, limit)
     cosines_NK = embed(model.encoder, model.augmentation, images) @ model.clustering.head().T
-    temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
+    agreement = look(model, views, images, LOOKED_AT).agreement
+    temperature = round(find_temperature(cosines_NK, agreement), 4)
     model.config = run.amend({"loss": {"confidence_temperature": temperature}})
     after, new_labels_N = state(model, views, images, scored, limit)
     moved = float((new_labels_N != labels_N).float().mean())

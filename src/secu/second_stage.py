@@ -1,0 +1,69 @@
+"""The settings of self-labeling: those of the run to start from, the paper's schedule, and what the images suggest."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from secu.config import Config
+from secu.data.own.known import Known, changes
+from secu.errors import UserError
+from secu.evaluate import find_temperature
+from secu.run import Run
+from secu.settings import merge, resolve
+
+STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
+LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
+LEARNING_RATE = 0.03  # at the largest batch; falls in proportion
+MANY = 1_000_000  # images, from which on the paper trains for 11 epochs instead of 100
+
+
+def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any]) -> Config:
+    """Return the config of the second run that is to be resumed, after a look whether it is one, and of this run."""
+    config = run.config()
+    if config.selflabel is None or config.init_from is None:
+        raise UserError(f"resume: {run.path} is no run of self-labeling")
+    if Path(config.init_from).resolve() != source.path.resolve():
+        raise UserError(f"resume: {run.path} was started from {config.init_from}, got {source.path}")
+    if told := changes(run.images() or known, known):
+        raise UserError(f"resume: the images changed since {run.path} began: {told}; put them back, or begin a new run")
+    return resolve(merge(config.model_dump(mode="json"), overrides))
+
+
+def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict[str, Any]) -> Config:
+    """Return the config of the second stage: the first run's images, encoder and first head; the paper's schedule.
+
+    The temperature makes that share of the images sure. Few images get a smaller batch, so that an epoch has as many
+    steps as the paper's; the learning rate follows it.
+    """
+    first, images = source.config(), len(cosines_NK)
+    wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
+    settings = first.model_dump(mode="json") | {
+        "description": f"self-labeling of {source.path.name}",
+        "paper": first.paper_selflabel and first.paper_selflabel.model_dump(),
+        "paper_selflabel": None,
+        "init_from": str(source.path),
+        "heads": [first.heads[0]],
+        "constraint": {"kind": "none"},
+        "centers": {"kind": "sgd", "lr": 0.0},
+        "selflabel": {},
+    }
+    settings["optim"] = {
+        "name": "sgd",
+        "momentum": 0.9,
+        "weight_decay": first.optim.weight_decay,
+        "batch_size": min(max(wanted, SMALLEST_BATCH), LARGEST_BATCH, images),
+        "epochs": 100 if images < MANY else 11,
+        "initial_epochs": 0,
+        "warmup_epochs": 0,
+        "mixed_precision": first.optim.mixed_precision,
+    }
+    asked = resolve(merge(settings, overrides))
+    if asked.heads != first.heads[:1] or asked.selflabel is None:
+        raise UserError(f"selflabel: teaches the first head of {source.path}, so heads must be [{first.heads[0]}]")
+    settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
+    limit = asked.selflabel.confidence
+    temperature = find_temperature(cosines_NK, share, lambda confidence_N: (confidence_N > limit).float().mean())
+    settings["loss"] = {"temperature": round(temperature, 4)}
+    return resolve(merge(settings, overrides))
