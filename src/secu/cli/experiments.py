@@ -114,7 +114,8 @@ def selflabel(
     settings = parse_overrides(overrides or [])
     if not keep_best:
         settings = merge(settings, {"selflabel": {"keep_best": False}})
-    path = out or run.resolve().with_name(f"{run.resolve().name}-selflabel")
+    named = run if run.name not in ("", "..") else run.resolve()
+    path = out or named.with_name(f"{named.name}-selflabel")
     with ProgressListener(console) as listener:
         second, model, outcome = self_label(
             *(Run.open(run), path, settings),
