@@ -19,7 +19,7 @@ from secu.errors import UserError
 from secu.plan import Facts, Plan, make_plan
 from secu.results import Results, write_results
 from secu.run import Run, void, write_json
-from secu.settings import merge, resolve
+from secu.settings import merge, nest, resolve
 from secu.train import check, choose_device, train
 from secu.training import Listener
 
@@ -48,9 +48,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in settings.items():
         plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
-        for part in reversed(str(key).split(".")):
-            plain = {part: plain}
-        result = merge(result, plain)
+        result = merge(result, nest(str(key), plain))
     return result
 
 

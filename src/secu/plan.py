@@ -4,12 +4,12 @@ The rules need four facts: how many images there are, how large, grey or colour,
 what they give; every choice can be overridden with ``key=value``.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from secu.config import Config
 from secu.errors import UserError
+from secu.run import flatten
 from secu.settings import merge, resolve
 
 MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
@@ -67,7 +67,7 @@ def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, 
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
         reasons.append(reason)
-    reasons += [f"{key}={value}: as you asked" for key, value in _leaves(overrides) if key not in UNTOLD]
+    reasons += [f"{key}={value}: as you asked" for key, value in flatten(overrides).items() if key not in UNTOLD]
     config = resolve(merge(settings, overrides))
     return Plan(config, tuple(reasons), estimate(config, facts))
 
@@ -80,14 +80,6 @@ def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
     if asked.get("data", {}).get("channels", 1) is None:
         raise UserError("data.channels: null must be 1 (grey) or 3 (colour): own images are all decoded alike")
     return asked
-
-
-def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 Change = tuple[dict[str, Any], str]

@@ -53,10 +53,15 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"override: {key}: cannot read the value {text!r}") from None
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        settings = merge(settings, value)
+        settings = merge(settings, nest(key, value))
     return settings
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """Turn ``optim.lr`` and a value into ``{"optim": {"lr": value}}``."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
