@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from secu.checkpoint import build
 from secu.config import Config
 from secu.data import Images
-from secu.engine import ClusterStep, Engine, choose_engine
+from secu.engine import ClusterStep, Engine, choose_engine, load_compiler
 from secu.settings import load_config
 from secu.train import choose_device
 
@@ -35,6 +35,7 @@ def main() -> None:
     device = choose_device(arguments.device)
     config = load_config(arguments.recipe, arguments.overrides)
     engine = choose_engine(config.engine, device)
+    load_compiler(engine)
     some = torch.randint(0, 256, (min(arguments.images, 1000), 3, 32, 32), dtype=torch.uint8)
     images = Images(some[torch.arange(arguments.images) % len(some)])
     steps = [make_step(config, images, device, engine) for _ in range(arguments.beside + 1)]

@@ -103,6 +103,18 @@ def test_size_constraint_equals_dual_ascent_in_a_loop(float64, lower, upper, dua
             assert constraint.upper_dual[h, :clusters].tolist() == pytest.approx(oracle.rho_upper[h], abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rates"), [("constant", [0.4, 0.4, 0.4, 0.4]), ("falling", [0.4, 0.3414, 0.2, 0.0586])]
+)
+def test_the_dual_step_may_fall_to_zero(schedule, rates):
+    constraint = SizeConstraint(torch.tensor([2]), 0.9, None, 0.4, schedule)
+    for epoch, rate in enumerate(rates):
+        constraint.start_epoch(epoch / len(rates))
+        before = constraint.lower_dual.clone()
+        constraint.update(torch.zeros(8, 1, dtype=torch.int64), no_labels(8, 1))
+        assert (constraint.lower_dual - before)[0].tolist() == pytest.approx([0, 0.45 * rate], abs=1e-4)
+
+
 def test_duals_go_under_zero_only_for_balanced_clusters():
     """γ = 1 is an equality, whose multiplier has no sign."""
     for lower, sign in ((0.9, 0), (1.0, -1)):
@@ -321,7 +333,10 @@ def test_build_constraint_reads_its_config():
     assert type(build_constraint(ConstraintConfig(kind="none"), CLUSTERS, 100)) is Constraint
     size = build_constraint(ConstraintConfig(kind="size", lower=0.4, upper=1.5, dual_lr=20), CLUSTERS, 100)
     assert isinstance(size, SizeConstraint)
-    assert (size.lower, size.upper, size.dual_lr) == (0.4, 1.5, 20)
+    assert (size.lower, size.upper, size.dual_lr, size.schedule) == (0.4, 1.5, 20, "constant")
+    falling = build_constraint(ConstraintConfig(dual_schedule="falling"), CLUSTERS, 100)
+    assert isinstance(falling, SizeConstraint)
+    assert falling.schedule == "falling"
     entropy_default = build_constraint(ConstraintConfig(kind="entropy"), CLUSTERS, 50_000)
     assert isinstance(entropy_default, EntropyConstraint)
     assert (entropy_default.images, entropy_default.alpha) == (50_000, 6000)  # α = 6N/50

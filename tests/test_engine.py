@@ -1,5 +1,8 @@
 """The engine on the CPU: sizes of batches, and the compiled step against the plain one."""
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,12 +10,14 @@ from hypothesis import strategies as st
 
 from secu.backbones import ViewNorm
 from secu.checkpoint import Trained, build, restore, save
+from secu.constraints import SizeConstraint
 from secu.data import Images
 from secu.engine import ClusterStep, Engine, batch_sizes, choose_engine, compile_part
 from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
 from secu.settings import load_config
+from secu.teaching import Teaching
 
 
 @given(st.integers(2, 400), st.integers(2, 64))
@@ -75,11 +80,15 @@ def blobs() -> Images:
     return Images(pixels)
 
 
-def make_step(blobs: Images, engine: str, device: str, constraint: str, seed: int = 0) -> tuple[Trained, ClusterStep]:
+def make_step(
+    blobs: Images, engine: str, device: str, constraint: str, seed: int = 0, more: Sequence[str] = ()
+) -> tuple[Trained, ClusterStep]:
     """Build a run in float32 whose learning rate is still high at the end."""
     jitter = [f"augment.affine.{name}" for name in ("rotation=0", "shift=0.1", "scale=0", "aspect=0", "shear=0.2")]
     schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.mixed_precision=false"]
-    config = load_config("digits", ["heads=[4,6]", f"constraint.kind={constraint}", f"seed={seed}", *jitter, *schedule])
+    config = load_config(
+        "digits", ["heads=[4,6]", f"constraint.kind={constraint}", f"seed={seed}", *jitter, *schedule, *more]
+    )
     place = torch.device(device)
     model = build(config, len(blobs), blobs.shape, place)
     parts = (model.augmentation, model.encoder, model.clustering)
@@ -120,6 +129,46 @@ def test_engine_does_what_the_eager_step_does(blobs, engine, device, on_host, co
         other_step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
     expected = train_for(model, step, "eager", range(6, 7))
     assert_close(train_for(other_model, other_step, engine, range(6, 7)), expected)
+
+
+@pytest.mark.parametrize("engine", ["eager", pytest.param("graph", marks=CUDA)])
+def test_a_falling_dual_step_reaches_the_step_epoch_by_epoch(blobs, engine):
+    """A captured graph must read the new rate, not the one it was captured with."""
+    device = "cuda" if engine == "graph" else "cpu"
+    model, step = make_step(blobs, engine, device, "size", more=["constraint.dual_schedule=falling"])
+    constraint, runner = model.clustering.constraint, Engine([step], engine)
+    assert isinstance(constraint, SizeConstraint)
+    runner.epoch(0)
+    runner.epoch(20)
+    assert float(constraint.rate) == pytest.approx(
+        0.1 * (1 + math.cos(math.pi * 20 / step.config.optim.total_epochs)) / 2
+    )
+    constraint.dual_lr = 0.0
+    duals = constraint.lower_dual.clone()
+    runner.epoch(21)
+    assert torch.equal(constraint.lower_dual, duals)
+
+
+@pytest.mark.parametrize(("engine", "device", "on_host"), ENGINES)
+def test_engine_teaches_as_the_eager_step_does(blobs, engine, device, on_host, monkeypatch):
+    """Self-labeling: weak and strong views, labels, who is sure, and the weights after 51 steps."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    first, step = make_step(blobs, "eager", device, "size")
+    _, _, labels = train_for(first, step, "eager", range(6))
+    results = []
+    for kind in ("eager", engine):
+        more = ["heads=[4]", "selflabel.warmup_epochs=0", "selflabel.operations=2", "optim.lr=0.005"]
+        model, step = make_step(blobs, kind, device, "none", more=more)
+        model.encoder.load_state_dict(first.encoder.state_dict())
+        model.clustering.centers.load_state_dict({"weight": first.clustering.centers.weight[:1, :4]})
+        assert isinstance(model.clustering, Teaching)
+        model.clustering.begin(labels[:, 0].to(device), share=0.8)
+        if kind == engine and on_host:
+            step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
+        results.append(train_for(model, step, kind, range(1)))
+        assert 0.2 < model.clustering.record()["taught"] < 1
+        results[-1][0].append(float(model.clustering.log_sharpness))
+    assert_close(results[1], results[0])
 
 
 @pytest.mark.parametrize(("engine", "device"), [("eager", "cpu"), pytest.param("graph", "cuda", marks=CUDA)])

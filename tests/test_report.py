@@ -443,7 +443,7 @@ def test_warnings_settings_facts_and_scores_are_told(data):
 
 
 def test_settings_and_times_are_said_in_plain_words():
-    assert page.settings(load_config("digits"))["Balance"].startswith("no group under")
+    assert page.settings(load_config("digits"))["Balance"].startswith("groups held at 90%")
     assert page.settings(load_config("digits", ["constraint.upper=1.5"]))["Balance"].endswith("none over 150%")
     free = load_config("cifar10", ["constraint={kind: none}"])
     assert page.settings(free)["Balance"] == "groups may be of any size"

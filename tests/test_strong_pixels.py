@@ -14,6 +14,7 @@ from torch import Tensor
 
 from secu import strong_pixels as ops
 
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SIZES = [(32, 32), (20, 36), (36, 20), (20, 20), (8, 8), (3, 3), (2, 6), (1, 1)]
 MAGNITUDES = 24  # from one end of the range to the other; with this many no shift is by half a pixel, a matter of taste
 NEIGHBOURS = 1e-4  # the share of pixels of rotated images that may come from the pixel next to the right one
@@ -261,3 +262,14 @@ def test_cutout(size: tuple[int, int], channels: int) -> None:
     ours = ops.cutout(levels, box)
     assert torch.equal(ours, each_by_pillow(levels, by_pillow, box.tolist()))
     assert torch.equal(ours[::17], levels[::17])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_compiled_operations_are_the_plain_ones_level_for_level(device):
+    """The compiler of torch 2.13 once took the least of uint8 levels to be 0."""
+    operation = torch.arange(5 * len(ops.OPERATIONS)) % len(ops.OPERATIONS)
+    lowest, highest = torch.tensor(list(ops.OPERATIONS.values()))[operation].unbind(1)
+    magnitude = lowest + (highest - lowest) * torch.linspace(0, 1, len(operation))
+    inputs = [part.to(device) for part in (random_levels(len(operation), (32, 32), 3, 30, 200), operation, magnitude)]
+    compiled = torch.compile(ops.operate, fullgraph=True, dynamic=False)
+    assert torch.equal(compiled(*inputs), ops.operate(*inputs))

@@ -43,9 +43,13 @@ class Clustering(nn.Module):
         surplus_HK = torch.arange(widest) >= clusters_H[:, None]
         self.register_buffer("mask", -PADDING * surplus_HK.float(), persistent=False)
 
-    def start_epoch(self) -> None:
-        """Keep the centers as they stand: the encoder learns against them for a whole epoch."""
+    def start_epoch(self, done: float = 0.0) -> None:
+        """Keep the centers as they stand: the encoder learns against them for a whole epoch.
+
+        ``done`` is the share of the run that is over.
+        """
         self.epoch_centers.copy_(self.centers.unit().detach())
+        self.constraint.start_epoch(done)
         self.centers.start_epoch()
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:

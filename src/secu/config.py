@@ -124,12 +124,13 @@ class ConstraintConfig(Model):
     lower: float = Field(0.9, ge=0, le=1)  # [γ] smallest cluster, as a share of N/K
     upper: float | None = Field(None, ge=1)  # [γ'] largest cluster, as a multiple of N/K
     dual_lr: float = Field(0.1, gt=0)  # [η_ρ]
+    dual_schedule: Literal["constant", "falling"] = "constant"  # falling: to 0 along a half cosine, from epoch to epoch
     alpha: float | None = Field(None, ge=0)  # [α] weight of the entropy; None: 6N/50
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        reads = {"none": set[str](), "size": {"lower", "upper", "dual_lr"}, "entropy": {"alpha"}}
-        for name in {"lower", "upper", "dual_lr", "alpha"} - reads[self.kind]:
+        reads = {"none": set[str](), "size": {"lower", "upper", "dual_lr", "dual_schedule"}, "entropy": {"alpha"}}
+        for name in set[str]().union(*reads.values()) - reads[self.kind]:
             if getattr(self, name) != type(self).model_fields[name].default:
                 owner = "entropy" if name == "alpha" else "size"
                 raise ValueError(

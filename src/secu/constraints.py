@@ -22,6 +22,9 @@ class Constraint(nn.Module):
         self.register_buffer("clusters", clusters_H, persistent=False)
         self.clusters: Tensor
 
+    def start_epoch(self, done: float) -> None:
+        """Hear that an epoch begins, with this share of the run behind it."""
+
     def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
         """Return the label with the best score and bonus; ``previous`` is the last epoch's, or NO_LABEL."""
         return scores_BHK.argmax(-1)
@@ -41,20 +44,29 @@ class SizeConstraint(Constraint):
 
     y_i = argmax_j score_ij + ρ_j − ρ'_j, (Eqn. 9) and after each batch
     ρ_j ← ρ_j + η(γ/K − share_j), ρ'_j ← ρ'_j + η(share_j − γ'/K), both floored at 0. At γ = 1 the lower bound can
-    only hold as an equality, and ρ may go negative.
+    only hold as an equality, and ρ may go negative. A falling η lets the labels come to rest with the weights.
     """
 
-    def __init__(self, clusters_H: Tensor, lower: float, upper: float | None, dual_lr: float) -> None:
+    def __init__(
+        self, clusters_H: Tensor, lower: float, upper: float | None, dual_lr: float, schedule: str = "constant"
+    ) -> None:
         super().__init__(clusters_H)
-        self.lower, self.upper, self.dual_lr = lower, upper, dual_lr
+        self.lower, self.upper, self.dual_lr, self.schedule = lower, upper, dual_lr, schedule
         real_HK = torch.arange(int(clusters_H.max())) < clusters_H[:, None]
         # An equal share of the batch; nothing for padding, whose duals would grow for ever.
         self.register_buffer("even_share", real_HK / clusters_H[:, None], persistent=False)
+        self.register_buffer("rate", torch.tensor(dual_lr), persistent=False)  # a captured step reads it anew
         self.register_buffer("lower_dual", torch.zeros(real_HK.shape))
         self.register_buffer("upper_dual", torch.zeros(real_HK.shape))
         self.even_share: Tensor
+        self.rate: Tensor
         self.lower_dual: Tensor
         self.upper_dual: Tensor
+
+    def start_epoch(self, done: float) -> None:
+        """Set η for an epoch; a falling one follows a half cosine."""
+        if self.schedule == "falling":
+            self.rate.fill_(self.dual_lr * (1 + math.cos(math.pi * done)) / 2)
 
     def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
         """Return the label with the best score and duals."""
@@ -63,11 +75,11 @@ class SizeConstraint(Constraint):
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Take one step of dual ascent with the shares of this batch."""
         share_HK = self._counts(labels_BH, self.lower_dual.shape[1]) / labels_BH.shape[0]
-        self.lower_dual.add_(self.dual_lr * (self.lower * self.even_share - share_HK))
+        self.lower_dual.add_(self.rate * (self.lower * self.even_share - share_HK))
         if self.lower < 1:
             self.lower_dual.clamp_(min=0)
         if self.upper is not None:
-            self.upper_dual.add_(self.dual_lr * (share_HK - self.upper * self.even_share)).clamp_(min=0)
+            self.upper_dual.add_(self.rate * (share_HK - self.upper * self.even_share)).clamp_(min=0)
 
 
 class EntropyConstraint(Constraint):
@@ -108,6 +120,6 @@ def build_constraint(config: ConstraintConfig, clusters_H: Tensor, images: int) 
         case "none":
             return Constraint(clusters_H)
         case "size":
-            return SizeConstraint(clusters_H, config.lower, config.upper, config.dual_lr)
+            return SizeConstraint(clusters_H, config.lower, config.upper, config.dual_lr, config.dual_schedule)
         case "entropy":
             return EntropyConstraint(clusters_H, images, 6 * images / 50 if config.alpha is None else config.alpha)

@@ -6,6 +6,8 @@ without asking the host.
 """
 
 import hashlib
+import importlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -152,7 +154,7 @@ class ClusterStep(Step):
     def start_epoch(self, number: int) -> None:
         """Make an epoch ready: the encoder learns against the centers as they stand now."""
         super().start_epoch(number)
-        self.clustering.start_epoch()
+        self.clustering.start_epoch(number / self.config.optim.total_epochs)
 
     def losses(self, pixels: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Assign a batch, and return the losses of the representation and of the centers."""
@@ -242,6 +244,12 @@ class Replays:
         with torch.cuda.graph(graph, stream=self.capture_stream, capture_error_mode="thread_local"):
             self._run(size)
         return graph
+
+
+def load_compiler(engine: str) -> None:
+    """Import torch's compiler in the background, if it will be needed: images and weights can be read meanwhile."""
+    if engine != "eager":
+        threading.Thread(target=importlib.import_module, args=["torch._inductor.compile_fx"], daemon=True).start()
 
 
 def compile_part(part: Callable[..., Any]) -> Callable[..., Any]:

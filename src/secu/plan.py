@@ -59,9 +59,10 @@ def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, 
     settings: dict[str, Any] = {"data": {"name": "own"}}
     overrides, reasons = _checked(overrides), []
     if (_asked(overrides, "constraint", "kind") or "size") == "size":
-        settings["constraint"] = {"kind": "size", "lower": balance}
+        settings["constraint"] = {"kind": "size", "lower": balance, "dual_schedule": "falling"}
         reasons.append(
-            f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance)"
+            f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance); what "
+            "holds it up moves ever less, so that images come to rest"
         )
     for rule in rules:
         change, reason = rule(facts, clusters, merge(settings, overrides))

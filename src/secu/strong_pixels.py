@@ -127,7 +127,8 @@ def autocontrast_table(levels: Tensor) -> Tensor:
     As ``ImageOps.autocontrast``, but for quotients that are whole numbers: some of pillow's floats fall short of them
     by a last digit, and it cuts that off to one level less.
     """
-    low, high = levels.amin(dim=(2, 3), keepdim=True).int(), levels.amax(dim=(2, 3), keepdim=True).int()
+    wide = levels.int()  # first: torch's compiler finds another minimum of uint8
+    low, high = wide.amin(dim=(2, 3), keepdim=True), wide.amax(dim=(2, 3), keepdim=True)
     level = torch.arange(LEVELS, device=levels.device, dtype=torch.int32)
     stretched = (level - low) * (LEVELS - 1) // (high - low).clamp(min=1)
     return torch.where(high > low, stretched.clamp(0, LEVELS - 1), level).to(torch.uint8)

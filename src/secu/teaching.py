@@ -54,11 +54,11 @@ class Teaching(Clustering):
         self.first_share.copy_(self.sizes() / len(labels_N))
         self.share.fill_(share)
 
-    def start_epoch(self) -> None:
+    def start_epoch(self, done: float = 0.0) -> None:
         """Count an epoch, and what is taught in it anew."""
         if not self.first_share.any():
             raise UserError("selflabel: there are no labels to start from; use the command secu selflabel")
-        super().start_epoch()
+        super().start_epoch(done)
         self.taught.zero_()
         self.epoch.add_(1)
 

@@ -10,7 +10,7 @@ import torch
 from secu.checkpoint import Trained, build, save, start_from
 from secu.config import Config
 from secu.data import ImageSource
-from secu.engine import Engine, choose_engine
+from secu.engine import Engine, choose_engine, load_compiler
 from secu.errors import UserError
 from secu.feed import ResidentFeed
 from secu.run import Run, void
@@ -101,6 +101,7 @@ def train_together(
     place = choose_device(device)
     kind = choose_engine(jobs[0].config.engine, place)
     check_alike([job.config for job in jobs])
+    load_compiler(kind)
     trainings: list[Training] = []
     for job in jobs:
         feed = trainings[0].step.feed if trainings else None  # images on the device serve all

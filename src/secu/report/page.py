@@ -77,7 +77,7 @@ def settings(config: Config) -> dict[str, str]:
     optim, constraint = config.optim, config.constraint
     balance = {
         "none": "groups may be of any size",
-        "size": f"no group under {constraint.lower:.0%} of an equal share",
+        "size": f"groups held at {constraint.lower:.0%} of an equal share or more",
         "entropy": "groups are drawn towards equal sizes",
     }[constraint.kind]
     if constraint.kind == "size" and constraint.upper is not None:
