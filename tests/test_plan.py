@@ -255,3 +255,12 @@ def test_a_plan_nobody_would_wait_for_says_so(facts, overrides, hopeless):
     found = make_plan(facts, 10, 0.9, overrides)
     assert found.hopeless is hopeless
     assert (found.seconds > HOPELESS_HOURS * 3600) is hopeless
+
+
+def test_centers_come_to_rest_unless_another_kind_is_asked_for():
+    found = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.9, {})
+    assert (found.config.centers.kind, found.config.centers.window) == ("closed_form", "growing")
+    assert found.config.constraint.dual_schedule == "falling"
+    asked = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.9, {"centers": {"kind": "sgd", "lr": 0.1}})
+    assert (asked.config.centers.kind, asked.config.centers.window) == ("sgd", "epoch")
+    assert "centers.kind=sgd: as you asked" in asked.reasons

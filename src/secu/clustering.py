@@ -50,7 +50,7 @@ class Clustering(nn.Module):
         """
         self.epoch_centers.copy_(self.centers.unit().detach())
         self.constraint.start_epoch(done)
-        self.centers.start_epoch()
+        self.centers.start_epoch(done)
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:
         """Assign a batch, remember it, and return the losses (Alg. 1, in the order that FACTS settles)."""

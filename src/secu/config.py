@@ -146,6 +146,7 @@ class CentersConfig(Model):
     kind: Literal["sgd", "closed_form", "kmeans"] = "sgd"
     lr: float = Field(1.2, ge=0)
     schedule: Literal["constant", "rising"] = "constant"
+    window: Literal["epoch", "growing"] = "epoch"  # of a closed form: the epoch so far, or ever more
 
 
 class OptimConfig(Model):
@@ -172,6 +173,10 @@ class SelfLabelConfig(Model):
 
     warmup_epochs: int = Field(10, ge=0)  # all images learn the label that the run before gave them
     confidence: float = Field(0.9, gt=0, lt=1)  # over which an image's own label is taught
+    decay: float = Field(
+        0.998, ge=0, lt=1
+    )  # of the teacher's weights, a moving average of the student's, at every step
+    unsure: Literal["first", "nothing"] = "first"  # what the others are taught: the label they had, or nothing
     smallest: float = Field(0.5, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
     dual_lr: float = Field(0.1, gt=0)  # how fast it is held up
     keep_best: bool = True  # end with the epoch of the best label-free score, not with the last
@@ -218,6 +223,8 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if self.centers.window == "growing" and self.centers.kind == "sgd":
+            raise ValueError("centers.window: growing needs centers.kind=closed_form or kmeans, got sgd")
         if self.selflabel and (len(self.heads) > 1 or self.centers.kind != "sgd"):
             raise ValueError("selflabel: needs a single head and centers.kind=sgd; use the command secu selflabel")
         if not self.optim.total_epochs:

@@ -134,9 +134,10 @@ def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    kind = _asked(settings, "centers", "kind") or "closed_form"
-    why = "it has no learning rate that would have to be right" if kind == "closed_form" else "as you asked"
-    return {"centers": {"kind": kind}}, f"centers.kind={kind}: {why}"
+    if kind := _asked(settings, "centers", "kind"):
+        return {"centers": {"kind": kind}}, f"centers.kind={kind}: as you asked"
+    change = {"kind": "closed_form", "window": "growing"}
+    return {"centers": change}, "centers.kind=closed_form, growing: no learning rate that would have to be right"
 
 
 def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
