@@ -22,8 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from secu.checkpoint import build
 from secu.config import Config
 from secu.data import Images
-from secu.engine import ClusterStep, Engine, choose_engine, load_compiler
+from secu.engine import Engine, choose_engine, load_compiler
 from secu.settings import load_config
+from secu.steps import ClusterStep
 from secu.train import choose_device
 
 REPEATS = 20

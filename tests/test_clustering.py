@@ -12,10 +12,11 @@ from secu.clustering import Clustering
 from secu.config import Config
 from secu.constraints import NO_LABEL
 from secu.data import Images
-from secu.engine import ClusterStep, Engine
+from secu.engine import Engine
 from secu.metrics import accuracy
 from secu.optim import learning_rates
 from secu.settings import load_config
+from secu.steps import ClusterStep
 
 HEADS = (3, 5)
 DIM = 6

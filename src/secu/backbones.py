@@ -17,10 +17,11 @@ VIEWS = 2  # a training batch holds all first views, then all second views
 
 
 class ViewNorm(nn.Module):
-    """Batch-norm over (N, C, …) whose training statistics are those of one view, never of both together."""
+    """Batch-norm over (N, C, …) whose training statistics are those of one view, never of several together."""
 
     running_mean: Tensor
     running_var: Tensor
+    views = VIEWS  # in a training batch
 
     def __init__(self, features: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class ViewNorm(nn.Module):
             return self._library(x)
         if torch.compiler.is_compiling():
             return self._fused(x)
-        return torch.cat([self._library(view) for view in x.chunk(VIEWS)])
+        return torch.cat([self._library(view) for view in x.chunk(self.views)])
 
     def _library(self, x: Tensor) -> Tensor:
         statistics = (self.running_mean, self.running_var)
@@ -47,7 +48,7 @@ class ViewNorm(nn.Module):
 
         Forward it is two sums and one multiply-add, and so is its derivative.
         """
-        views = x.unflatten(0, (VIEWS, -1)).float()
+        views = x.unflatten(0, (self.views, -1)).float()
         others = (1, *range(3, views.ndim))  # all but view and channel
         mean = views.mean(others, keepdim=True)
         variance = (views.square().mean(others, keepdim=True) - mean.square()).clamp(min=0)
@@ -56,7 +57,7 @@ class ViewNorm(nn.Module):
         y: Tensor = views * scale + (self.bias.view(shape) - mean * scale)
         with torch.no_grad():
             count = views[0, :, 0].numel()
-            for view in range(VIEWS):
+            for view in range(self.views):
                 self.running_mean.lerp_(mean[view].flatten(), self.momentum)
                 self.running_var.lerp_(variance[view].flatten() * (count / (count - 1)), self.momentum)
         return y.to(x.dtype).flatten(0, 1)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from secu.augment import Augmentation
 from secu.clustering import Clustering
 from secu.config import Config
-from secu.engine import Step
 from secu.errors import UserError
 from secu.model import Encoder
 from secu.run import Run
+from secu.steps import Step
 from secu.strong import StrongAugmentation
 from secu.teaching import Teaching
 
@@ -45,6 +45,8 @@ def build(config: Config, images: int, shape: tuple[int, int, int], device: torc
         torch.manual_seed(config.seed)
         encoder = Encoder(config.encoder, channels)
         clustering = (Teaching if second else Clustering)(config, images, encoder.dim)
+    if second:
+        encoder.expect_views(1)
     if device.type == "cuda":
         encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder.to(device)

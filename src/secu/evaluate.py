@@ -4,7 +4,7 @@ True labels (``targets``) are read here and by what is shown at the end; no loss
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,18 +75,23 @@ class Consistency(NamedTuple):
 
 
 def consistency(
-    encoder: Encoder, augmentation: Augmentation, centers_KD: Tensor, source: ImageSource, index_N: Tensor
+    encoder: Encoder,
+    augmentation: Augmentation,
+    centers_KD: Tensor,
+    source: ImageSource,
+    index_N: Tensor,
+    views: Sequence[int] = (0, 1),
 ) -> Consistency:
-    """Compare the labels of images with those of two random views of each; the views are the same every time."""
+    """Compare the labels of images with those of random views of each; the views are the same every time."""
     device, clusters = centers_KD.device, len(centers_KD)
     generator = torch.Generator(device).manual_seed(0)
     counts = torch.zeros(clusters**2, dtype=torch.int64)
     with torch.inference_mode(), evaluation_mode(encoder):
         for index_B in index_N.split(BATCH):
             pixels = source.fetch(index_B).to(device)
-            views = augmentation.apply(pixels, augmentation.draw(len(index_B), generator))
-            both = torch.cat([augmentation.normalize(pixels), *views])
-            plain_B, *view_labels = (encoder.embed(both) @ centers_KD.T).argmax(-1).chunk(3)
+            changed = augmentation.apply(pixels, augmentation.draw(len(index_B), generator))
+            both = torch.cat([augmentation.normalize(pixels), *(changed[view] for view in views)])
+            plain_B, *view_labels = (encoder.embed(both) @ centers_KD.T).argmax(-1).split(len(index_B))
             for label_B in view_labels:
                 counts += torch.bincount(plain_B * clusters + label_B, minlength=clusters**2).cpu()
     table_KK = counts.view(clusters, clusters)

@@ -31,8 +31,14 @@ class Encoder(nn.Module):
         return F.normalize(stacked.float(), dim=-1)
 
     def embed(self, images_NCHW: Tensor) -> Tensor:
-        """Embed single images for evaluation: the projection's output, (N, C, H, W) → (N, D), float32."""
+        """Embed single images: the projection's output, (N, C, H, W) → (N, D), float32."""
         return F.normalize(self.projection(self.backbone(images_NCHW)).float(), dim=-1)
+
+    def expect_views(self, number: int) -> None:
+        """Say how many views a training batch will hold."""
+        for module in self.modules():
+            if isinstance(module, ViewNorm):
+                module.views = number
 
 
 def projection(features: int, hidden: int, dim: int, layers: int) -> nn.Module:

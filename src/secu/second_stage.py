@@ -4,18 +4,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from secu.config import Config
 from secu.data.own.known import Known, changes
 from secu.errors import UserError
-from secu.evaluate import find_temperature
 from secu.run import Run
 from secu.settings import merge, resolve
 
 STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
-LEARNING_RATE = 0.03  # at the largest batch; falls in proportion
+LEARNING_RATE = 0.1  # at the largest batch; falls in proportion
 MANY = 1_000_000  # images, from which on the paper trains for 11 epochs instead of 100
 
 
@@ -31,13 +28,12 @@ def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any])
     return resolve(merge(config.model_dump(mode="json"), overrides))
 
 
-def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict[str, Any]) -> Config:
+def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config:
     """Return the config of the second stage: the first run's images, encoder and first head; the paper's schedule.
 
-    The temperature makes that share of the images sure. Few images get a smaller batch, so that an epoch has as many
-    steps as the paper's; the learning rate follows it.
+    Few images get a smaller batch, so that an epoch has as many steps as the paper's; the learning rate follows it.
     """
-    first, images = source.config(), len(cosines_NK)
+    first = source.config()
     wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
     settings = first.model_dump(mode="json") | {
         "description": f"self-labeling of {source.path.name}",
@@ -48,6 +44,7 @@ def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
         "selflabel": {},
+        "loss": {"temperature": first.loss.temperature},
     }
     settings["optim"] = {
         "name": "sgd",
@@ -63,7 +60,5 @@ def second_config(source: Run, cosines_NK: Tensor, share: float, overrides: dict
     if asked.heads != first.heads[:1] or asked.selflabel is None:
         raise UserError(f"selflabel: teaches the first head of {source.path}, so heads must be [{first.heads[0]}]")
     settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
-    limit = asked.selflabel.confidence
-    temperature = find_temperature(cosines_NK, share, lambda confidence_N: (confidence_N > limit).float().mean())
-    settings["loss"] = {"temperature": round(temperature, 4)}
+    settings["optim"]["warmup_epochs"] = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
     return resolve(merge(settings, overrides))

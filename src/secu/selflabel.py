@@ -1,10 +1,9 @@
 """Self-labeling: a finished run → a second run of the same images, whose model taught itself (teaching.py).
 
-What the paper leaves open is found from the images alone, by the labels of their random views (those that the first run
-trained on). As large a share of the images is taught as views agree with their image: the temperature at the start,
-and a sharpening later, make so many surer than 0.9. The label-free score of an epoch is the mutual information between
-the labels of images and of their views. At the end the model's mean confidence is set to their agreement. What changed
-is in selflabel.json, in numbers.
+The label-free score of an epoch is the mutual information between the labels of images and of their random views: those
+that the first run trained on, and strong ones, half each. The first alone would call every change a loss, the second
+would welcome any label that survives strong changes. At the end the model's mean confidence is set to the agreement of
+the first kind. What changed is in selflabel.json, in numbers.
 """
 
 import json
@@ -87,13 +86,12 @@ def self_label(
     listener = listener or Listener()
     images = images or images_of(source, data=data, tell=tell)
     test, known = scored_images(source, images, data), known_images(source, images)
-    lesson, cosines_NK = first_lesson(source, images, choose_device(device))
+    lesson = first_lesson(source, images, choose_device(device))
     begun = Run.to_resume(out) if resume else None
     if begun is None:
-        config = second_config(source, cosines_NK, lesson.share, overrides or {})
+        config = second_config(source, len(images), overrides or {})
     else:
         config = begun_config(begun, source, known, overrides or {})
-    del cosines_NK  # large where there are many clusters
     check(config, images, device)
     run = Run.start(out, config, resume=resume, force=force)
     if known:
@@ -120,41 +118,43 @@ class Lesson:
     first: Trained
     views: Augmentation  # that SeCu itself trained with
     images: ImageSource
-    labels_N: Tensor
-    share: float
+    cosines_NK: Tensor
 
     def prepare(self, model: Trained) -> None:
-        """Give the new model its labels, before the first epoch."""
-        teaching(model).begin(self.labels_N, self.share)
+        """Give the new model its labels, before the first epoch, and find out who is to be sure of them."""
+        settings, temperature = model.config.selflabel, model.config.loss.temperature
+        assert settings is not None
+        found = choose(self.cosines_NK, temperature)
+        share = float((found.confidence > settings.confidence).float().mean())
+        teaching(model).begin(found.cluster, share)
 
     def after_epoch(self, model: Trained) -> dict[str, float]:
-        """Look how far the model's labels are to be believed now: so many may be sure in the next epoch."""
-        seen = look(model, self.views, self.images, GLANCED_AT)
-        teaching(model).share.fill_(seen.agreement)
-        return seen._asdict()
+        """Look how well the model's labels stand up to random changes."""
+        return self.look(model, model.augmentation, GLANCED_AT)._asdict()
+
+    def look(self, model: Trained, strong: Augmentation, most: int) -> Consistency:
+        """Compare the labels of some of the images, spread evenly, with those of random views of both kinds."""
+        index_N = torch.arange(0, len(self.images), -(-len(self.images) // most))
+        parts = (model.clustering.head(), self.images, index_N)
+        usual = consistency(model.encoder, self.views, *parts)
+        unusual = consistency(model.encoder, strong, *parts, views=(1,))
+        return Consistency(usual.agreement, (usual.information + unusual.information) / 2)
 
 
-def first_lesson(source: Run, images: ImageSource, device: torch.device) -> tuple[Lesson, Tensor]:
-    """Look at the images with the model of the run to start from; its cosines to the centers are returned, too."""
+def first_lesson(source: Run, images: ImageSource, device: torch.device) -> Lesson:
+    """Look at the images with the model of the run to start from."""
     first = load_trained(source, images.shape, device)
     (channels, height, width), config = images.shape, first.config
     # Not the model's own augmentation, which is another if that run taught itself.
     views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width)).to(device)
     cosines_NK = embed(first.encoder, first.augmentation, images) @ first.clustering.head().T
-    share = look(first, views, images, LOOKED_AT).agreement
-    return Lesson(first, views, images, cosines_NK.argmax(-1), share), cosines_NK
+    return Lesson(first, views, images, cosines_NK)
 
 
 def teaching(model: Trained) -> Teaching:
     """Return what stands in the clustering's place."""
     assert isinstance(model.clustering, Teaching)
     return model.clustering
-
-
-def look(model: Trained, views: Augmentation, images: ImageSource, most: int) -> Consistency:
-    """Compare the labels of some of the images, spread evenly, with those of their random views."""
-    index_N = torch.arange(0, len(images), -(-len(images) // most))
-    return consistency(model.encoder, views, model.clustering.head(), images, index_N)
 
 
 def require_finished(run: Run) -> None:
@@ -181,13 +181,13 @@ def known_images(source: Run, images: ImageSource) -> Known:
 def finish(run: Run, model: Trained, lesson: Lesson, scored: ImageSource) -> Outcome:
     """Calibrate the new model's confidence, and write down what changed."""
     assert model.config.selflabel is not None
-    views, images, limit = lesson.views, lesson.images, model.config.selflabel.confidence
-    before, labels_N = state(lesson.first, views, images, scored, limit)
-    cosines_NK = embed(model.encoder, model.augmentation, images) @ model.clustering.head().T
-    agreement = look(model, views, images, LOOKED_AT).agreement
-    temperature = round(find_temperature(cosines_NK, agreement), 4)
+    limit, strong = model.config.selflabel.confidence, model.augmentation
+    seen_before, seen = (lesson.look(one, strong, LOOKED_AT) for one in (lesson.first, model))
+    before, labels_N = state(lesson.first, seen_before, lesson.cosines_NK, scored, limit)
+    cosines_NK = embed(model.encoder, strong, lesson.images) @ model.clustering.head().T
+    temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
     model.config = run.amend({"loss": {"confidence_temperature": temperature}})
-    after, new_labels_N = state(model, views, images, scored, limit)
+    after, new_labels_N = state(model, seen, cosines_NK, scored, limit)
     moved = float((new_labels_N != labels_N).float().mean())
     outcome = Outcome(before, after, moved, tuple(worries(before, after)))
     write_json(run.path / "selflabel.json", asdict(outcome))
@@ -195,14 +195,13 @@ def finish(run: Run, model: Trained, lesson: Lesson, scored: ImageSource) -> Out
 
 
 def state(
-    model: Trained, views: Augmentation, images: ImageSource, scored: ImageSource, limit: float
+    model: Trained, seen: Consistency, cosines_NK: Tensor, scored: ImageSource, limit: float
 ) -> tuple[State, Tensor]:
-    """Look at a model's labels of the images, which are returned, too, and at its confidence, if classes are known."""
+    """Say what there is to say of a model's labels of the images, which are returned, too, by the images' cosines."""
     centers_KD, temperature = model.clustering.head(), model.config.loss.prediction_temperature
-    found = choose(embed(model.encoder, model.augmentation, images) @ centers_KD.T, temperature)
+    found = choose(cosines_NK, temperature)
     sizes = torch.bincount(found.cluster, minlength=len(centers_KD)).tolist()
     told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
-    seen = look(model, views, images, LOOKED_AT)
     return State(
         information=seen.information,
         agreement=seen.agreement,

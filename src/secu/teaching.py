@@ -4,13 +4,15 @@ Every image is seen twice, weakly and strongly changed. The weak view says to wh
 sure that is; what is sure is taught to the strong view. Shapes: S embeddings an image (weak, then strong), B images of
 a batch, N of the data set, K clusters, D dimensions.
 
-Two things are known to go wrong. Both are held back by dual ascent, as clusters are in SeCu itself (constraints.py):
+Three things are known to go wrong. The first two are held back by dual ascent, as clusters are in SeCu itself
+(constraints.py):
 
 - A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
   bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught, sure
   or not: the model must learn to do without it.
-- Everything becomes sure, right or wrong, or too little does, and what is not taught is forgotten. The share of sure
-  images is held where ``share`` wants it, by sharpening or blunting the probabilities that say who is sure.
+- Everything becomes sure, right or wrong. The share of sure images is held where it was at the start, by sharpening or
+  blunting the probabilities that say who is sure.
+- What is never taught is forgotten. So images that are not sure go on learning the label that they had at the start.
 """
 
 import torch
@@ -33,6 +35,7 @@ class Teaching(Clustering):
     bonus: Tensor
     log_sharpness: Tensor
     taught: Tensor
+    sure: Tensor
     epoch: Tensor
 
     def __init__(self, config: Config, images: int, dim: int) -> None:
@@ -45,10 +48,11 @@ class Teaching(Clustering):
         self.register_buffer("bonus", torch.zeros(clusters))
         self.register_buffer("log_sharpness", torch.zeros(()))
         self.register_buffer("taught", torch.zeros(()))  # images of this epoch so far
+        self.register_buffer("sure", torch.zeros(()))  # of them
         self.register_buffer("epoch", torch.zeros(()))
 
     def begin(self, labels_N: Tensor, share: float) -> None:
-        """Take the labels that the images have at the start, and the share of them that may be sure."""
+        """Take the labels that the images have at the start, and the share of them that is sure."""
         self.first_labels.copy_(labels_N)
         self.labels[:, 0] = self.first_labels
         self.first_share.copy_(self.sizes() / len(labels_N))
@@ -60,6 +64,7 @@ class Teaching(Clustering):
             raise UserError("selflabel: there are no labels to start from; use the command secu selflabel")
         super().start_epoch(done)
         self.taught.zero_()
+        self.sure.zero_()
         self.epoch.add_(1)
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:
@@ -73,9 +78,13 @@ class Teaching(Clustering):
             warming_up = self.epoch <= settings.warmup_epochs
             labels_B = torch.where(warming_up, self.first_labels[index_B], weak_B)
             taught_B = warming_up | sure_B | (self.bonus[weak_B] > temperature)
+            if settings.unsure == "first":
+                labels_B = torch.where(taught_B, labels_B, self.first_labels[index_B])
+                taught_B = torch.ones_like(taught_B)
             self._hold_back(weak_B, sure_B)
             self.labels[index_B] = weak_B.unsqueeze(-1)
             self.taught.add_(taught_B.sum())
+            self.sure.add_(sure_B.sum())
         loss = balanced_cross_entropy(embeddings_SBD[1] @ centers_KD.T / temperature, labels_B, taught_B)
         return Losses(loss, torch.zeros_like(loss))
 
@@ -92,6 +101,7 @@ class Teaching(Clustering):
         """Return what the epoch says of itself, without any true label."""
         return {
             "taught": float(self.taught / len(self.first_labels)),
+            "sure": float(self.sure / len(self.first_labels)),
             "moved": float((self.labels[:, 0] != self.first_labels).float().mean()),
             "held_up": float((self.bonus > 0).sum()),
         }

@@ -13,11 +13,11 @@ import secu
 from secu.checkpoint import Trained, build, load_weights, restore, start_from
 from secu.config import Config
 from secu.data import ImageSource
-from secu.engine import ClusterStep
 from secu.errors import UserError
 from secu.evaluate import embed, predict, score_clusters
 from secu.feed import ResidentFeed
 from secu.run import Run, void, write_json
+from secu.steps import ClusterStep, TeachStep
 
 BEST = "best.safetensors"  # the model of self-labeling's best epoch so far
 
@@ -73,7 +73,7 @@ class Training:
         self.run, self.listener, self.after_epoch = job.run, job.listener, job.after_epoch
         self.engine, self.device = engine, device
         self.model = model = build(job.config, len(images), images.shape, device)
-        self.step = ClusterStep(
+        self.step = (ClusterStep if job.config.selflabel is None else TeachStep)(
             *(job.config, images, model.augmentation, model.encoder, model.clustering, device),
             compiled=engine != "eager",
             feed=feed,
