@@ -6,12 +6,10 @@
     python benchmarks/defaults.py publish                            # → the table in docs/defaults.md
 
 Images are written to disk as a person would have them, PNG files in a folder for each true group or, if there are many,
-an array file; true groups are read for scoring alone. A part of a data set is the same whatever the seed.
-Fashion-MNIST is where Debian's package dataset-fashion-mnist puts it, CIFAR-10 where ``secu data cifar10`` does.
+an array file (data_sets.py); true groups are read for scoring alone.
 """
 
 import argparse
-import gzip
 import json
 import os
 import platform
@@ -20,22 +18,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import sklearn
 import torch
+from data_sets import SETS, Pictures, take, write_images
 from numpy.typing import NDArray
-from PIL import Image
-from results import KEPT, METRICS, ROOT, spread
+from results import KEPT, METRICS, ROOT, spread, with_table
 from rich.console import Console
 from sklearn.cluster import KMeans
 
 from secu.console import ProgressListener
-from secu.data import load
 from secu.errors import UserError
 from secu.fit import Request, fit, plan_for
 from secu.metrics import score
@@ -45,123 +41,7 @@ from secu.train import choose_device
 
 DOC = ROOT / "docs" / "defaults.md"
 BEGIN, END = "<!-- results: made by benchmarks/defaults.py publish -->\n", "<!-- end of results -->"
-ORDER = 0  # seed of the permutation that parts of a data set are taken from
-FILES_UP_TO = 10_000  # images; more are written as one array
-FALL = 10  # how many times larger the largest group of an uneven set is than the smallest
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
-VEHICLES = ("airplane", "automobile", "ship", "truck")
 Record = dict[str, Any]
-
-
-class Pictures(NamedTuple):
-    """Images uint8 (N, H, W) or (N, H, W, 3), the number of each one's true group, and the groups' names."""
-
-    pixels: NDArray[np.uint8]
-    targets: NDArray[np.int64]
-    names: tuple[str, ...]
-
-
-def digits(data: Path | None) -> Pictures:
-    """Return scikit-learn's digits."""
-    return _catalogued("digits", "all", None)
-
-
-def cifar10(data: Path | None) -> Pictures:
-    """Return the training images of CIFAR-10."""
-    return _catalogued("cifar10", "train", data)
-
-
-def vehicles(data: Path | None) -> Pictures:
-    """Return the training images of CIFAR-10 in two groups."""
-    pixels, targets, names = cifar10(data)
-    return Pictures(pixels, np.isin(np.array(names)[targets], VEHICLES).astype(np.int64), ("animal", "vehicle"))
-
-
-def fashion(data: Path | None) -> Pictures:
-    """Return the training images of Fashion-MNIST."""
-    folder = data or DEBIAN
-    images, labels = (read_idx(folder / f"train-{part}-ubyte.gz") for part in ("images-idx3", "labels-idx1"))
-    return Pictures(images, labels.astype(np.int64), FASHION)
-
-
-def _catalogued(name: str, split: str, data: Path | None) -> Pictures:
-    images = load(name, split, data)
-    assert images.targets is not None
-    pixels = images.fetch(torch.arange(len(images))).permute(0, 2, 3, 1).numpy()
-    return Pictures(pixels[..., 0] if pixels.shape[-1] == 1 else pixels, images.targets.numpy(), images.class_names)
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read a packed array of bytes: two zeros, the type 8, the number of dimensions, each of them, the values."""
-    try:
-        content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; --data names the folder of Fashion-MNIST's files") from None
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise UserError(f"{path}: is not an idx file of bytes")
-    shape = np.frombuffer(content, ">i4", content[3], 4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
-
-
-class DataSet(NamedTuple):
-    """A data set by what it is read with, how many of its images are taken, and whether its groups differ in size."""
-
-    read: Callable[[Path | None], Pictures]
-    images: int | None = None
-    uneven: bool = False
-
-
-SETS = {
-    "digits": DataSet(digits),
-    "digits-uneven": DataSet(digits, uneven=True),
-    "fashion-5000": DataSet(fashion, 5_000),
-    "fashion-60000": DataSet(fashion),
-    "fashion-uneven": DataSet(fashion, 5_000, uneven=True),
-    "cifar10-5000": DataSet(cifar10, 5_000),
-    "cifar10-50000": DataSet(cifar10),
-    "cifar10-vehicles": DataSet(vehicles, 5_000),
-}
-
-
-def take(name: str, data: Path | None, limit: int | None) -> Pictures:
-    """Read a data set and return the images it is made of, at most ``limit``, in the fixed order."""
-    pixels, targets, names = SETS[name].read(data)
-    wanted = min(count for count in (SETS[name].images, limit, len(targets)) if count is not None)
-    order = np.random.default_rng(ORDER).permutation(len(targets))
-    if SETS[name].uneven:
-        order = order[_within(targets[order], uneven_sizes(np.bincount(targets), wanted))]
-    return Pictures(pixels[order[:wanted]], targets[order[:wanted]], names)
-
-
-def uneven_sizes(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Return sizes that fall geometrically to a tenth, as many in all as there are, but at most ``total``."""
-    share = np.geomspace(1, 1 / FALL, len(available))
-    largest = min(total / share.sum(), (available / share).min())
-    sizes: NDArray[np.int64] = np.maximum(1, np.floor(largest * share)).astype(np.int64)
-    return sizes
-
-
-def _within(targets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say of each image whether it is among the first ``sizes[target]`` of its group."""
-    rank = np.empty(len(targets), np.int64)
-    for group in range(len(sizes)):
-        members = np.flatnonzero(targets == group)
-        rank[members] = np.arange(len(members))
-    return rank < sizes[targets]
-
-
-def write_images(pictures: Pictures, out: Path) -> tuple[Path, str]:
-    """Write the images as a person has them; return what to pass to ``secu fit`` as source and as --labels."""
-    pixels, targets, names = pictures
-    if len(pixels) > FILES_UP_TO:
-        np.savez(out / "images.npz", images=pixels, group=np.array(names)[targets])
-        return out / "images.npz", "group"
-    for name in names:
-        (out / "images" / name).mkdir(parents=True)
-    for number, (image, target) in enumerate(zip(pixels, targets, strict=True)):
-        Image.fromarray(image).save(out / "images" / names[target] / f"{number:05d}.png")
-    return out / "images", "folder"
 
 
 def kmeans(pictures: Pictures, seed: int) -> Record:
@@ -267,7 +147,7 @@ def why_not_kept(arguments: argparse.Namespace) -> str:
 def checked_out() -> str | None:
     """Return the commit checked out; None if there is none, or if what is measured here differs from it."""
     git = ["git", "-C", str(ROOT)]
-    ours = ["src", "benchmarks/defaults.py"]
+    ours = ["src", "benchmarks/defaults.py", "benchmarks/data_sets.py"]
     change = subprocess.run([*git, "status", "--porcelain", "--", *ours], capture_output=True, text=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     return head.stdout.strip() if head.returncode == 0 and change.returncode == 0 and not change.stdout else None
@@ -326,15 +206,6 @@ def place_of(hardware: Record) -> str:
     return hardware["gpu"] or f"{hardware['device']}, {threads} thread{'s' * (threads != 1)}"
 
 
-def with_table(page: str, table: str) -> str:
-    """Return the page with its results replaced."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"no {BEGIN!r} in the page"
-    assert end, f"no {END!r} in the page"
-    return f"{before}{BEGIN}{table}{END}{after}"
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print, write to the folder, and keep what may be kept."""
     if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
@@ -352,7 +223,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def publish() -> None:
     """Write the table from the kept results."""
-    write_text(DOC, with_table(DOC.read_text(), as_table(kept())))
+    write_text(DOC, with_table(DOC.read_text(), as_table(kept()), BEGIN, END))
 
 
 def main() -> None:

@@ -104,11 +104,13 @@ def spread(values: list[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
-def with_table(readme: str, table: str) -> str:
-    """Return the README with its results replaced."""
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table}{END}{after}"
+def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return a page with what stands between two marks replaced."""
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    assert found, f"no {begin!r} in the page"
+    assert closed, f"no {end!r} in the page"
+    return f"{before}{begin}{table}{end}{after}"
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:

@@ -28,6 +28,14 @@ def defaults(monkeypatch, tmp_path):
     return defaults
 
 
+@pytest.fixture
+def data_sets(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import data_sets
+
+    return data_sets
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), "run", *arguments, "--device", "cpu"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -89,9 +97,9 @@ def test_a_folder_that_holds_something_and_a_wrong_word_are_refused(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_part_is_the_first_images_of_one_order(defaults, tmp_path):
+def test_a_part_is_the_first_images_of_one_order(data_sets, tmp_path):
     data = write_fashion(tmp_path)
-    many, few = (defaults.take("fashion-5000", data, limit) for limit in (300, 50))
+    many, few = (data_sets.take("fashion-5000", data, limit) for limit in (300, 50))
     number = few.pixels[:, 0, 0].astype(int) * 256 + few.pixels[:, 0, 1]
     assert few.pixels.shape == (50, 28, 28)
     assert (many.pixels[:50] == few.pixels).all()
@@ -100,18 +108,18 @@ def test_a_part_is_the_first_images_of_one_order(defaults, tmp_path):
     assert number.tolist() != sorted(number)
 
 
-def test_groups_of_uneven_sets_fall_to_a_tenth(defaults, tmp_path):
-    sizes = np.bincount(defaults.take("digits-uneven", None, None).targets)
+def test_groups_of_uneven_sets_fall_to_a_tenth(data_sets, tmp_path):
+    sizes = np.bincount(data_sets.take("digits-uneven", None, None).targets)
     assert sizes[0] == 178  # all zeros there are
     assert sizes[9] == 17
     ratios = sizes[1:] / sizes[:-1]
     assert np.allclose(ratios, 0.1 ** (1 / 9), atol=0.03)
-    assert len(defaults.take("fashion-uneven", write_fashion(tmp_path), 100).targets) in range(90, 101)
+    assert len(data_sets.take("fashion-uneven", write_fashion(tmp_path), 100).targets) in range(90, 101)
 
 
-def test_vehicles_are_told_from_animals(defaults, tmp_path):
-    pictures = defaults.take("cifar10-vehicles", write_cifar10(tmp_path), 100)
-    every = defaults.take("cifar10-5000", tmp_path, 100)
+def test_vehicles_are_told_from_animals(data_sets, tmp_path):
+    pictures = data_sets.take("cifar10-vehicles", write_cifar10(tmp_path), 100)
+    every = data_sets.take("cifar10-5000", tmp_path, 100)
     assert pictures.names == ("animal", "vehicle")
     assert (pictures.pixels == every.pixels).all()
     assert pictures.pixels.shape == (100, 32, 32, 3)
@@ -119,10 +127,10 @@ def test_vehicles_are_told_from_animals(defaults, tmp_path):
 
 
 @pytest.mark.parametrize("files_up_to", [10_000, 10])
-def test_images_on_disk_are_those_taken(defaults, monkeypatch, tmp_path, files_up_to):
-    monkeypatch.setattr(defaults, "FILES_UP_TO", files_up_to)
-    pictures = defaults.take("cifar10-vehicles", write_cifar10(tmp_path), 20)
-    source, labels = defaults.write_images(pictures, tmp_path)
+def test_images_on_disk_are_those_taken(data_sets, monkeypatch, tmp_path, files_up_to):
+    monkeypatch.setattr(data_sets, "FILES_UP_TO", files_up_to)
+    pictures = data_sets.take("cifar10-vehicles", write_cifar10(tmp_path), 20)
+    source, labels = data_sets.write_images(pictures, tmp_path)
     opened = open_source(str(source), labels)
     assert opened.class_names == ("animal", "vehicle")
     assert sorted(opened.targets) == sorted(pictures.targets)
@@ -134,12 +142,12 @@ def test_images_on_disk_are_those_taken(defaults, monkeypatch, tmp_path, files_u
         assert (opened.targets == pictures.targets).all()
 
 
-def test_a_broken_file_is_named(defaults, tmp_path):
+def test_a_broken_file_is_named(data_sets, tmp_path):
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: cannot be read: .*--data names the folder"):
-        defaults.take("fashion-5000", tmp_path, None)
+        data_sets.take("fashion-5000", tmp_path, None)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"PNG"))
     with pytest.raises(UserError, match="is not an idx file of bytes"):
-        defaults.take("fashion-5000", tmp_path, None)
+        data_sets.take("fashion-5000", tmp_path, None)
 
 
 def test_only_what_the_rules_decided_on_committed_code_is_kept(defaults, monkeypatch, tmp_path):
@@ -175,4 +183,4 @@ def test_the_page_is_made_from_the_kept_results(monkeypatch):
     import defaults
 
     page = defaults.DOC.read_text()
-    assert defaults.with_table(page, defaults.as_table(defaults.kept())) == page
+    assert defaults.with_table(page, defaults.as_table(defaults.kept()), defaults.BEGIN, defaults.END) == page
