@@ -261,6 +261,9 @@ def test_centers_come_to_rest_unless_another_kind_is_asked_for():
     found = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.9, {})
     assert (found.config.centers.kind, found.config.centers.window) == ("closed_form", "growing")
     assert found.config.constraint.dual_schedule == "falling"
+    for loose in ({}, {"constraint": {"kind": "entropy"}}):
+        unequal = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.5, loose)
+        assert (unequal.config.centers.kind, unequal.config.centers.window) == ("closed_form", "epoch")
     asked = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.9, {"centers": {"kind": "sgd", "lr": 0.1}})
     assert (asked.config.centers.kind, asked.config.centers.window) == ("sgd", "epoch")
     assert "centers.kind=sgd: as you asked" in asked.reasons
