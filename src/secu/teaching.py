@@ -103,5 +103,5 @@ class Teaching(Clustering):
             "taught": float(self.taught / len(self.first_labels)),
             "sure": float(self.sure / len(self.first_labels)),
             "moved": float((self.labels[:, 0] != self.first_labels).float().mean()),
-            "held_up": float((self.bonus > 0).sum()),
+            "held_up": float((self.bonus > self.config.temperature).sum()),
         }
