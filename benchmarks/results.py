@@ -39,6 +39,7 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
     name, command = recipe, f"secu train {recipe} --seed {config.seed}"
     if config.selflabel is not None:
         name, command = f"{recipe}-selflabel", f"{command} && secu selflabel runs/{recipe}"
+        config = config.model_copy(update={"init_from": f"runs/{recipe}"})  # wherever it was on that machine
     path = KEPT / f"{name}-{config.seed}.json"
     outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
     final = epochs[-1] | record.get("kept", {}) | outcome.get("after", {})  # self-labeling may end with another epoch
