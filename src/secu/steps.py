@@ -131,10 +131,14 @@ class ClusterStep(Step):
         compiled: bool = False,
         feed: ResidentFeed | None = None,
     ) -> None:
-        super().__init__(config, source, encoder, clustering.centers, device, feed)
+        super().__init__(config, source, self.learner(encoder), clustering.centers, device, feed)
         self.augmentation, self.clustering = augmentation, clustering
         self._parts = self.functions()
         self._compiled = [compile_part(part) for part in self._parts] if compiled else self._parts
+
+    def learner(self, encoder: Encoder) -> Encoder:
+        """Return the encoder that is trained."""
+        return encoder
 
     def functions(self) -> list[Callable[..., Any]]:
         """Return augmentation, encoder and clustering."""
@@ -170,20 +174,11 @@ class TeachStep(ClusterStep):
     the teacher's own views, which look as images do later.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        source: ImageSource,
-        augmentation: Augmentation,
-        encoder: Encoder,
-        clustering: Clustering,
-        device: torch.device,
-        **options: Any,
-    ) -> None:
-        assert config.selflabel is not None
+    def learner(self, encoder: Encoder) -> Encoder:
+        """Keep the encoder as the teacher, and let a copy of it learn."""
         student = copy.deepcopy(encoder)
-        self.teacher, self.decay = encoder.requires_grad_(False), config.selflabel.decay
-        super().__init__(config, source, augmentation, student, clustering, device, **options)
+        self.teacher = encoder.requires_grad_(False)
+        return student
 
     def functions(self) -> list[Callable[..., Any]]:
         """Return augmentation, student, teaching and teacher."""
@@ -210,8 +205,10 @@ class TeachStep(ClusterStep):
     def run(self, size: int) -> None:
         """Do one step, and let the teacher follow."""
         super().run(size)
+        assert self.config.selflabel is not None
+        pace = 1 - self.config.selflabel.decay
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.teacher.parameters()), list(self.encoder.parameters()), 1 - self.decay)
+            torch._foreach_lerp_(list(self.teacher.parameters()), list(self.encoder.parameters()), pace)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return momentum and student."""
