@@ -4,7 +4,8 @@
     python benchmarks/predict.py --device cpu --images 600 encoder.backbone=small encoder.dim=16
 
 Images are random, and so are the weights: neither changes the speed. Reading, copying to the device, choosing clusters
-and the table are in the first number; the second is the encoder alone, over and over, on a batch that lies there.
+and the table are in the first number; the second is the encoder alone, over and over, on a batch that lies there. What
+comes before the first image, above all loading the model, is a number of its own.
 """
 
 import argparse
@@ -18,9 +19,10 @@ import torch
 
 from secu.checkpoint import build
 from secu.data.own import open_source
-from secu.predict import BATCH, Stream, predict_source
+from secu.predict import Stream
 from secu.run import Run
 from secu.settings import merge, parse_overrides, resolve
+from secu.tables import table_writer
 from secu.train import choose_device
 
 CLUSTERS, SIDE = 10, 32
@@ -39,17 +41,20 @@ def main() -> None:
         run, array = make_run(Path(folder), arguments.overrides), Path(folder) / "new.npy"
         pixels = np.random.default_rng(0).integers(0, 256, (min(arguments.images, 10_000), SIDE, SIDE, 3), np.uint8)
         np.save(array, pixels[np.arange(arguments.images) % len(pixels)])
-        predict_source(run, open_source(str(array)), str(Path(folder) / "warm.csv"), str(device.type))
-        began = time.perf_counter()
-        predict_source(run, open_source(str(array)), str(Path(folder) / "new.csv"), str(device.type))
-        whole = arguments.images / (time.perf_counter() - began)
-        stream = Stream(run, open_source(str(array)), device)
+        for _ in ("to warm up", "to measure"):
+            began = time.perf_counter()
+            stream = Stream(run, open_source(str(array)), device)
+            ready = time.perf_counter()
+            with table_writer(Path(folder) / "new.csv", "csv") as writer:
+                stream.write(writer)
+            whole = arguments.images / (time.perf_counter() - ready)
         bare = bare_speed(stream, arguments.images)
     report = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "images": arguments.images,
         "overrides": arguments.overrides,
+        "start_seconds": round(ready - began, 3),
         "predict_images_per_second": round(whole),
         "encoder_images_per_second": round(bare),
         "share": round(whole / bare, 3),
@@ -73,8 +78,8 @@ def make_run(folder: Path, overrides: list[str]) -> Run:
 
 def bare_speed(stream: Stream, images: int) -> float:
     """Return the images a second of the encoder alone."""
-    batch = torch.rand(BATCH, 3, SIDE, SIDE, device=stream.device)
-    encoder, rounds = stream.predictor.encoder, max(2, images // BATCH)
+    batch = torch.rand(stream.batch, 3, SIDE, SIDE, device=stream.device)
+    encoder, rounds = stream.predictor.encoder, max(2, images // len(batch))
     with torch.inference_mode():
         for warm in (True, False):
             began = time.perf_counter()
@@ -82,7 +87,7 @@ def bare_speed(stream: Stream, images: int) -> float:
                 encoder.embed(batch)
             if stream.device.type == "cuda":
                 torch.cuda.synchronize()
-    return rounds * BATCH / (time.perf_counter() - began)
+    return rounds * len(batch) / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

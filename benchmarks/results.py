@@ -50,6 +50,7 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
         "commit": commit,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
         "beside": record.get("beside", 0),
+        "threads": record["threads"],
         **{name: final[name] for name in (*METRICS, "largest", "smallest")},
         **({"kept_epoch": record.get("kept"), "selflabel": outcome} if outcome else {}),
         "config": config.model_dump(mode="json"),

@@ -48,7 +48,7 @@ def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path
 
 @pytest.mark.parametrize("batch", [1, 7, 199, 200, 1000])
 def test_the_answers_do_not_depend_on_the_batch(run, pictures, tmp_path, monkeypatch, batch):
-    monkeypatch.setattr(predict, "BATCH", batch)
+    monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * batch)
     found, _ = predicted(run, pictures, tmp_path / "p.csv")
     expected = rows_of(run.path / "assignments.csv")
     assert [row["id"] for row in found] == [row["id"] for row in expected]
@@ -114,7 +114,7 @@ def test_twins_of_the_images_of_training_are_no_outliers(tmp_path, monkeypatch):
     twins = fitted(tmp_path, tmp_path / "twins.npy", 2)
     limits = read_limits(twins)
     for batch in (1, 3, 64):
-        monkeypatch.setattr(predict, "BATCH", batch)
+        monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * batch)
         found, _ = predicted(twins, tmp_path / "twins.npy", tmp_path / "p.csv")
         assert {row["outlier"] for row in found} == {"False"}
         assert all(float(row["cosine"]) - limits[int(row["cluster"])] > 5e-5 for row in found)
@@ -241,7 +241,7 @@ class Counting(ArraySource):
 @pytest.mark.parametrize("side", [8, 9])
 def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypatch, side):
     """No image is read long before the table has the row of an earlier one, whether in slices or one by one."""
-    monkeypatch.setattr(predict, "BATCH", 16)
+    monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
     reach = []
     for count in (400, 4_000):
         source = Counting(count, side)

@@ -11,7 +11,7 @@ import torch
 
 from secu.errors import UserError
 from secu.evaluate import Predictions
-from secu.tables import OURS, CsvWriter, format_of, make_rows, table_writer
+from secu.tables import OURS, CsvWriter, format_of, make_table, table_writer
 
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
 
@@ -21,8 +21,17 @@ def predictions(count=3):
     return Predictions(numbers % 2, 0.9 - numbers / 30, 1 - numbers % 2, numbers / 30, 0.8 - numbers / 3)
 
 
-def rows(columns=None, labels=None, ids=("a", "b", "c")):
-    return make_rows(ids, predictions(len(ids)), torch.tensor([False, True, False][: len(ids)]), columns or {}, labels)
+def table(columns=None, labels=None, ids=("a", "b", "c")):
+    return make_table(ids, predictions(len(ids)), torch.tensor([False, True, False][: len(ids)]), columns or {}, labels)
+
+
+def rows(*arguments, **options):
+    content = table(*arguments, **options)
+    return [dict(zip(content, values, strict=True)) for values in zip(*content.values(), strict=True)]
+
+
+def part(content, *which):
+    return {name: values[slice(*which)] for name, values in content.items()}
 
 
 def write(path, kind, *batches):
@@ -85,7 +94,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_whatever_the_columns_hold_can_be_written_and_read_back(tmp_path, kind):
     """A manifest that Excel saved is Latin-1: its text must not cost the user a trained run."""
-    path = write(tmp_path / f"t.{kind}", kind, rows(HOSTILE, labels=["\udcff", "b", "c"]))
+    path = write(tmp_path / f"t.{kind}", kind, table(HOSTILE, labels=["\udcff", "b", "c"]))
     if kind == "csv":
         found = read_csv(path)
     elif kind == "jsonl":
@@ -100,20 +109,20 @@ def test_whatever_the_columns_hold_can_be_written_and_read_back(tmp_path, kind):
 
 
 def test_csv_and_parquet_say_the_same(tmp_path):
-    content = rows({"note": ["x", "y,z", ""], "number": [1, 2.5, -3]}, labels=["a", "b", "c"])
+    content = table({"note": ["x", "y,z", ""], "number": [1, 2.5, -3]}, labels=["a", "b", "c"])
     text = read_csv(write(tmp_path / "t.csv", "csv", content))
-    table = pq.read_table(write(tmp_path / "t.parquet", "parquet", content))
-    assert [{key: str(value) for key, value in row.items()} for row in table.to_pylist()] == text
-    types = {field.name: str(field.type) for field in table.schema}
+    typed = pq.read_table(write(tmp_path / "t.parquet", "parquet", content))
+    assert [{key: str(value) for key, value in row.items()} for row in typed.to_pylist()] == text
+    types = {field.name: str(field.type) for field in typed.schema}
     assert [types[name] for name in COLUMNS] == ["string", "int64", "double", "int64", "double", "double", "bool"]
     assert types["number"] == "string"
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_batches_make_the_same_table_as_one_go(tmp_path, kind):
-    content = rows({"note": ["x", None, "z"]})
+    content = table({"note": ["x", None, "z"]})
     whole = write(tmp_path / f"whole.{kind}", kind, content)
-    parts = write(tmp_path / f"parts.{kind}", kind, content[:1], [], content[1:])
+    parts = write(tmp_path / f"parts.{kind}", kind, part(content, 1), part(content, 1, 1), part(content, 1, None))
     if kind == "parquet":
         assert pq.read_table(parts).to_pylist() == pq.read_table(whole).to_pylist()
     else:
@@ -121,19 +130,18 @@ def test_batches_make_the_same_table_as_one_go(tmp_path, kind):
 
 
 def test_json_has_no_nan(tmp_path):
-    path = write(tmp_path / "t.jsonl", "jsonl", rows({"age": [math.nan, 3.5, None]}))
+    path = write(tmp_path / "t.jsonl", "jsonl", table({"age": [math.nan, 3.5, None]}))
     found = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
     assert [row["age"] for row in found] == [None, 3.5, None]
     assert found[0]["outlier"] is False
 
 
-def test_csv_has_one_header_and_only_with_rows():
+def test_csv_has_one_header():
     file = io.StringIO()
     writer = CsvWriter(file)
-    writer.write([])
     assert file.getvalue() == ""
-    writer.write(rows()[:2])
-    writer.write(rows()[2:])
+    writer.write(part(table(), 2))
+    writer.write(part(table(), 2, None))
     lines = file.getvalue().splitlines()
     assert lines[0] == ",".join(COLUMNS)
     assert lines[1] == "a,0,0.9,1,0.0,0.8,False"
@@ -143,7 +151,7 @@ def test_csv_has_one_header_and_only_with_rows():
 def test_a_parquet_file_is_closed_when_something_goes_wrong(tmp_path):
     def fail():
         with table_writer(tmp_path / "t.parquet", "parquet") as writer:
-            writer.write(rows())
+            writer.write(table())
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

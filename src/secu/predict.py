@@ -16,10 +16,10 @@ from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import Predictions, Predictor, best_two
 from secu.run import Run, write_atomically
-from secu.tables import CsvWriter, Writer, format_of, make_rows, table_writer
+from secu.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train import choose_device
 
-BATCH = 512
+BATCH_PIXELS = 2**21  # of a batch, so that small images come in large batches: 2,048 of 32 pixels, 42 of 224
 IN_FLIGHT = 2  # batches handed to the device before the first one's answer is read
 
 
@@ -54,7 +54,7 @@ class Stream:
         if shape is None:
             raise UserError(f"run: {run.path} was trained on {self.config.data.name}; predict needs a run of secu fit")
         source.read_as(self.config.data.values)
-        self.shape = shape
+        self.shape, self.batch = shape, max(1, BATCH_PIXELS // (shape[1] * shape[2]))
         model = load_trained(run, shape, device)
         self.predictor = Predictor(model.augmentation, model.encoder.eval(), model.clustering.head())
         self.limits = read_limits(run)
@@ -91,12 +91,12 @@ class Stream:
             there.synchronize()
         outlier = found.cosine < self.limits[found.cluster]
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
-        writer.write(make_rows([self.source.ids[i] for i in numbers], found, outlier, columns))
+        writer.write(make_table([self.source.ids[i] for i in numbers], found, outlier, columns))
 
     def _batches(self) -> Generator[tuple[list[int], Tensor]]:
         channels, size, _ = self.shape
         done = 0
-        with closing(decoded_in_batches(self.source, size, channels, BATCH)) as batches:
+        with closing(decoded_in_batches(self.source, size, channels, self.batch)) as batches:
             for numbers, pixels, bad in batches:
                 self.skipped += [(self.source.ids[i], image.reason) for i, image in bad]
                 done += len(numbers) + len(bad)

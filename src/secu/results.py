@@ -20,7 +20,7 @@ from secu.health import warnings_of
 from secu.metrics import Scores
 from secu.report import ReportData, write_report
 from secu.run import Run, void, write_atomically
-from secu.tables import make_rows, table_writer
+from secu.tables import Table, make_table, table_writer
 
 TILE, GAP, MARGIN = 64, 4, 92  # pixels of the exemplar picture
 COLUMNS, MOST_ROWS = 12, 50
@@ -85,9 +85,9 @@ def write_results(
     tell("writing the tables")
     results = find_results(run, model, images)
     columns = images.columns if isinstance(images, OwnImages) else {}
-    rows = make_rows(results.ids, results.predictions, results.outlier, columns, results.labels)
+    table = make_table(results.ids, results.predictions, results.outlier, columns, results.labels)
     for kind in ("csv", "parquet"):
-        write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, rows=rows))
+        write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, table=table))
     run.write_csv("clusters.csv", ("cluster", "size", "cohesion", "outlier_below"), _cluster_rows(results))
     if isinstance(images, OwnImages):
         run.write_csv("skipped.csv", ("id", "reason"), [(printable(name), why) for name, why in images.skipped])
@@ -133,9 +133,9 @@ def write_run_report(run: Run, model: Trained, results: Results) -> Path:
     return path
 
 
-def _write_table(path: Path, *, kind: str, rows: list[dict[str, Any]]) -> None:
+def _write_table(path: Path, *, kind: str, table: Table) -> None:
     with table_writer(path, kind) as writer:
-        writer.write(rows)
+        writer.write(table)
 
 
 def _cluster_rows(results: Results) -> list[tuple[int, int, str, str]]:

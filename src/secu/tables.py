@@ -1,4 +1,7 @@
-"""What the model says of each image, as a table: CSV, Parquet or JSON lines, written a batch at a time."""
+"""What the model says of each image, as a table: CSV, Parquet or JSON lines, written a batch at a time.
+
+A table is kept by columns: no object is made for a row, so that writing keeps up with a GPU.
+"""
 
 import csv
 import json
@@ -13,7 +16,7 @@ from secu.data.own import printable
 from secu.errors import UserError, nearest
 from secu.evaluate import Predictions
 
-Row = dict[str, Any]
+Table = dict[str, list[Any]]  # columns of the same length
 OURS: dict[str, type] = {
     "id": str,
     "cluster": int,
@@ -27,27 +30,25 @@ LABEL = "label"  # the true one, where given
 FORMATS = ("csv", "jsonl", "parquet")
 
 
-def make_rows(
+def make_table(
     ids: Sequence[str],
     predictions: Predictions,
     outlier: Tensor,
     columns: Mapping[str, Sequence[Any]],
     labels: Sequence[str] | None = None,
-) -> list[Row]:
+) -> Table:
     """Return a row an image: what we found, the true label, and the columns that the user's table carried."""
     found = (predictions.cluster, predictions.confidence, predictions.second, predictions.second_confidence)
     values = [
         (tensor.double().round(decimals=6) if tensor.is_floating_point() else tensor).tolist()
         for tensor in (*found, predictions.cosine, outlier)
     ]
-    carried = dict(zip(_names(columns), columns.values(), strict=True))
-    rows = []
-    for number, (name, *ours) in enumerate(zip(ids, *values, strict=True)):
-        row: Row = dict(zip(OURS, (printable(name), *ours), strict=True))
-        if labels is not None:
-            row[LABEL] = _writable(labels[number])
-        rows.append(row | {key: _writable(column[number]) for key, column in carried.items()})
-    return rows
+    table: Table = dict(zip(OURS, ([printable(name) for name in ids], *values), strict=True))
+    if labels is not None:
+        table[LABEL] = [_writable(label) for label in labels]
+    for name, column in zip(_names(columns), columns.values(), strict=True):
+        table[name] = [_writable(value) for value in column]
+    return table
 
 
 def _names(columns: Iterable[str]) -> list[str]:
@@ -69,9 +70,9 @@ def _writable(value: Any) -> Any:
 
 
 class Writer(Protocol):
-    """Takes rows, all of them with the same keys."""
+    """Takes parts of a table, all of them with the same columns."""
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, table: Table) -> None:
         """Append rows."""
 
 
@@ -79,16 +80,15 @@ class CsvWriter:
     """Comma-separated values with a header."""
 
     def __init__(self, file: IO[str]) -> None:
-        self.file = file
-        self.writer: Any = None
+        self.writer = csv.writer(file)
+        self.begun = False
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, table: Table) -> None:
         """Append rows."""
-        if self.writer is None and rows:
-            self.writer = csv.writer(self.file)
-            self.writer.writerow(rows[0])
-        if self.writer is not None:
-            self.writer.writerows(row.values() for row in rows)
+        if not self.begun:
+            self.writer.writerow(table)
+            self.begun = True
+        self.writer.writerows(zip(*table.values(), strict=True))
 
 
 class JsonWriter:
@@ -97,11 +97,12 @@ class JsonWriter:
     def __init__(self, file: IO[str]) -> None:
         self.file = file
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, table: Table) -> None:
         """Append rows."""
-        for row in rows:
-            known = {key: None if value != value else value for key, value in row.items()}  # JSON has no NaN
-            self.file.write(json.dumps(known, ensure_ascii=False, default=str) + "\n")
+        for row in zip(*table.values(), strict=True):
+            known = (None if value != value else value for value in row)  # JSON has no NaN
+            line = json.dumps(dict(zip(table, known, strict=True)), ensure_ascii=False, default=str)
+            self.file.write(line + "\n")
 
 
 class ParquetWriter:
@@ -111,21 +112,20 @@ class ParquetWriter:
         self.path = path
         self.writer: Any = None
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, table: Table) -> None:
         """Append rows as one row group."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if not rows:
-            return
         kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-        schema = pa.schema([(name, kinds[OURS.get(name, str)]) for name in rows[0]])
+        schema = pa.schema([(name, kinds[OURS.get(name, str)]) for name in table])
         if self.writer is None:
             self.writer = pq.ParquetWriter(self.path, schema)
-        text = [
-            {key: value if key in OURS or value is None else str(value) for key, value in row.items()} for row in rows
-        ]
-        self.writer.write_table(pa.Table.from_pylist(text, schema=schema))
+        typed = {
+            name: values if name in OURS else [None if value is None else str(value) for value in values]
+            for name, values in table.items()
+        }
+        self.writer.write_table(pa.table(typed, schema=schema))
 
     def close(self) -> None:
         """Write the footer."""

@@ -149,6 +149,7 @@ class Training:
             "seed": model.config.seed,
             "device": f"{device.type} ({name or platform.machine()})",
             "engine": self.engine,
+            "threads": torch.get_num_threads(),  # on a CPU sums depend on it, in their last digits
             "beside": beside,  # runs that took turns with this one on the device, so that its seconds are shared
             "versions": {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "last_epoch": records[-1] if records else {},
