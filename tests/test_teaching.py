@@ -292,16 +292,16 @@ def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
     """Where one shade ends and the other begins is for the model to say, and it moves on until one is gone.
 
     How far it moves is chaotic: the last digits of a learning rate change it. Of 5 seeds at 0.0199, 0.02 and 0.0201
-    each, 8 of 15 trainings lose a cluster without the guard and none with it; in 3 of those 15 the model itself, to
-    which the bonus is unknown, ends with less than 0.45 of the smallest cluster's images. Hence three of the seeds, of
-    which two or three lost a cluster at each rate, and for the model no more than that none is gone.
+    each, without a moving average, 3 of 15 trainings lose a cluster without the guard. With it all labels stay, though
+    in one of the 15 the model itself, to which the bonus is unknown, forgets a cluster. With a decay of 0.9 none is
+    lost either way. Hence three of the seeds, of which two lose a cluster.
     """
     images, first = shades(240)
     schedule = ["optim.batch_size=16", "optim.epochs=24", "optim.initial_epochs=0", "optim.warmup_epochs=0"]
-    fixed = ["centers.lr=0", "constraint.kind=none", "optim.lr=0.02", "loss.temperature=0.1", "encoder.dim=16"]
+    fixed = ["centers.lr=0", "constraint.kind=none", "optim.lr=0.0199", "loss.temperature=0.1", "encoder.dim=16"]
     teaching = ["warmup_epochs=5", "operations=0", "cutout=0.3", "decay=0", "unsure=nothing"]
     smallest = {}
-    for seed, guard in itertools.product((0, 1, 4), (0, 0.5)):
+    for seed, guard in itertools.product((1, 2, 3), (0, 0.5)):
         settings = [f"selflabel.{setting}" for setting in (*teaching, f"smallest={guard}")]
         config = load_config("digits", ["heads=[4]", f"seed={seed}", *schedule, *fixed, *settings])
         model = build(config, len(images), images.shape, CPU)
@@ -312,8 +312,8 @@ def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
         cosines = embed(model.encoder, model.augmentation, images) @ model.clustering.head().T
         sizes = (model.clustering.sizes(), cosines.argmax(-1).bincount(minlength=4))
         smallest[seed, guard] = [int(counts.min()) for counts in sizes]
-    assert any(smallest[seed, 0] == [0, 0] for seed in (0, 1, 4))
-    labels, found = zip(*(smallest[seed, 0.5] for seed in (0, 1, 4)), strict=True)
+    assert any(smallest[seed, 0] == [0, 0] for seed in (1, 2, 3))
+    labels, found = zip(*(smallest[seed, 0.5] for seed in (1, 2, 3)), strict=True)
     assert min(labels) > 0.4 * int(first.bincount().min())
     assert min(found) > 0
 
@@ -322,26 +322,30 @@ def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
 
 
 def test_the_teacher_follows_the_student_as_a_moving_average():
-    """Weights against a loop; statistics are those of the weak views, which look as images do later."""
+    """Weights and statistics against a loop; nothing but the student moves them, and labels are those of evaluation."""
     images, first = shades(48)
-    settings = ["heads=[4]", "selflabel.decay=0.7", "optim.batch_size=16", "optim.initial_epochs=0", "optim.lr=0.05"]
+    settings = ["heads=[4]", "optim.batch_size=16", "optim.initial_epochs=0", "optim.lr=0.05"]
+    settings += ["selflabel.decay=0.7", "selflabel.smallest=0"]
     config = load_config("digits", ["constraint.kind=none", "optim.warmup_epochs=0", "centers.lr=0", *settings])
     model = build(config, len(images), images.shape, CPU)
     step = TeachStep(config, images, model.augmentation, model.encoder, model.clustering, CPU)
     model.clustering.begin(first, 0.5)
-    expected = [weight.clone() for weight in model.encoder.parameters()]
+    expected = [value.clone() for value in model.encoder.state_dict().values()]
     step.start_epoch(0)
     for student, teacher in zip(step.encoder.state_dict().values(), model.encoder.state_dict().values(), strict=True):
         assert torch.equal(student, teacher)
         assert student.data_ptr() != teacher.data_ptr()
     for size in step.sizes:
         step.feed.next()
+        index_B = step.order[int(step.images_done) :][:size]
+        labels_B = (embed(model.encoder, model.augmentation, images) @ model.clustering.head().T).argmax(-1)[index_B]
         step.run(size)
-        students = list(step.encoder.parameters())
-        expected = [0.7 * mean + 0.3 * now.detach() for mean, now in zip(expected, students, strict=True)]
-    for weight, mean, student in zip(model.encoder.parameters(), expected, students, strict=True):
-        torch.testing.assert_close(weight.detach(), mean)
-        assert not torch.equal(weight, student)
-        assert not weight.requires_grad
-    means = [net.backbone.layers[1].running_mean for net in (model.encoder, step.encoder)]
-    assert (means[0] - means[1]).abs().max() > 1e-3
+        assert torch.equal(model.clustering.labels[index_B, 0], labels_B)
+        students = list(step.encoder.state_dict().values())
+        expected = [0.7 * mean + 0.3 * now for mean, now in zip(expected, students, strict=True)]
+    for value, mean, student in zip(model.encoder.state_dict().values(), expected, students, strict=True):
+        torch.testing.assert_close(value, mean)
+        assert not torch.equal(value, student)
+    assert not any(weight.requires_grad for weight in model.encoder.parameters())
+    assert not model.encoder.training
+    assert step.encoder.training

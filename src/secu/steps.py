@@ -169,9 +169,9 @@ class ClusterStep(Step):
 class TeachStep(ClusterStep):
     """Self-labeling's step: the encoder labels weak views, a second one learns the labels from strong views.
 
-    The first one, the teacher, is the model that the run ends with. Its weights follow those of the second, the
-    student, as a moving average: labels hold still while the student jumps about. Statistics for evaluation come from
-    the teacher's own views, which look as images do later.
+    The first one, the teacher, is the model that the run ends with, and labels images as it will do then. Its weights
+    and the statistics of its batch-norms follow those of the second, the student, as a moving average: labels hold
+    still while the student jumps about.
     """
 
     def learner(self, encoder: Encoder) -> Encoder:
@@ -189,7 +189,7 @@ class TeachStep(ClusterStep):
         if number == 0:
             self.encoder.load_state_dict(self.teacher.state_dict())
         super().start_epoch(number)
-        self.teacher.train()
+        self.teacher.eval()
 
     def losses(self, pixels: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Label the weak views, and return the loss of the strong views; there is no other."""
@@ -208,7 +208,7 @@ class TeachStep(ClusterStep):
         assert self.config.selflabel is not None
         pace = 1 - self.config.selflabel.decay
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.teacher.parameters()), list(self.encoder.parameters()), pace)
+            torch._foreach_lerp_(values_of(self.teacher), values_of(self.encoder), pace)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return momentum and student."""
@@ -220,6 +220,11 @@ class TeachStep(ClusterStep):
         super().load_state_dict(state)
         student = {name: value for name, value in state.items() if name.startswith("student.")}
         self.encoder.load_state_dict({name.removeprefix("student."): value for name, value in student.items()})
+
+
+def values_of(encoder: Encoder) -> list[Tensor]:
+    """Return weights and statistics."""
+    return [*encoder.parameters(), *encoder.buffers()]
 
 
 def compile_part(part: Callable[..., Any]) -> Callable[..., Any]:
