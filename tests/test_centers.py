@@ -119,18 +119,6 @@ def test_new_epoch_keeps_centers_until_their_first_image():
     assert torch.equal(centers.unit()[0, 0], before[0, 0])
 
 
-def test_a_growing_sum_begins_with_ever_more_of_the_last_one():
-    centers, total = KMeansCenters(1, 1, DIM, growing=True), torch.zeros(DIM)
-    for epoch in range(4):
-        centers.start_epoch(epoch / 4)
-        total = epoch / 4 * total
-        for batch in range(2):
-            x = embeddings(1, 3, 10 * epoch + batch)
-            centers.update(x, torch.zeros(1, 3, 1, 1), torch.zeros(3, 1, dtype=torch.int64))
-            total = total + x.sum((0, 1))
-            torch.testing.assert_close(centers.unit()[0, 0], total / total.norm())
-
-
 def test_images_without_any_pull_leave_a_finite_center():
     """With p = 1 in float32 for every image of a cluster, weights are zero, and the center stays."""
     centers = ClosedFormCenters(1, 2, DIM)
@@ -181,7 +169,3 @@ def test_build_centers_reads_its_config(kind, expected):
     assert centers.unit().shape == (2, 7, DIM)
     assert len(list(centers.parameters())) == (1 if kind == "sgd" else 0)
     assert ("sums" in centers.state_dict()) == (kind != "sgd")  # what an epoch has summed is checkpointed
-    if isinstance(centers, ClosedFormCenters):
-        growing = build_centers(CentersConfig(kind=kind, window="growing"), 2, 7, DIM)
-        assert isinstance(growing, ClosedFormCenters)
-        assert (centers.growing, growing.growing) == (False, True)

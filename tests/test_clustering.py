@@ -449,3 +449,11 @@ def test_runs_collapse_without_constraint_and_find_the_kinds_with_one():
     assert found["none"] < 0.3
     assert min(smallest["size"], smallest["entropy"]) > 0.8 * 60
     assert min(found["size"], found["entropy"]) > 0.8
+
+
+def test_the_most_crowded_cluster_of_the_finer_heads_is_on_record():
+    config = Config.model_validate({"heads": [2, 3, 4]})
+    clustering = Clustering(config, 8, DIM)
+    clustering.labels.copy_(torch.tensor([[0] * 8, [0, 0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 3, 3, 0, 1, 2]]).T)
+    assert clustering.record() == {"crowded": 5 / 8}
+    assert Clustering(Config.model_validate({"heads": [2]}), 8, DIM).record() == {}

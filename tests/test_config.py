@@ -177,7 +177,6 @@ def test_a_wrong_value_is_named_with_what_would_be_valid(override, parts):
         (["loss.name=ce", "centers.kind=closed_form"], ["loss.name: ce", "centers.kind must be sgd", "closed_form"]),
         (["loss.name=ce", "centers.kind=kmeans"], ["loss.name: ce", "kmeans"]),
         (["centers.kind=closed_form", "centers.schedule=rising"], ["centers.schedule: rising", "centers.kind=sgd"]),
-        (["centers.window=growing"], ["centers.window: growing", "centers.kind=closed_form or kmeans", "got sgd"]),
         (["encoder.prediction_layers=2", "encoder.projection_layers=0"], ["encoder.projection_layers of 1 to 3"]),
         (["constraint.alpha=5"], ["constraint.alpha: 5.0", "kind=entropy", "got constraint.kind=size"]),
         (["constraint.kind=none", "constraint.alpha=5"], ["constraint.alpha", "got constraint.kind=none"]),

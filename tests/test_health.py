@@ -41,6 +41,19 @@ def test_a_healthy_run_has_no_warning(sizes):
     assert warnings(sizes) == ()
 
 
+@pytest.mark.parametrize(
+    ("crowded", "balance", "told"),
+    [(0.05, 0.9, False), (0.5, 0.9, False), (0.51, 0.9, True), (1.0, 0.9, True), (0.7, 0.2, False), (1.0, 0.2, True)],
+)
+def test_a_finer_clustering_that_collapsed_is_told(crowded, balance, told):
+    metrics = [{"changed": 0.0, "crowded": 1.0}, {"changed": 0.0, "crowded": crowded}]
+    found = warnings_of(metrics, predictions((20,) * 5), config(5, balance))
+    if told:
+        only(found, f"{crowded:.0%} of all images into one cluster", "raise balance")
+    else:
+        assert found == ()
+
+
 def test_nothing_is_said_of_a_run_without_epochs():
     assert warnings_of([], predictions((5, 5)), config(2)) == ()
 

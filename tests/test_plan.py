@@ -257,13 +257,15 @@ def test_a_plan_nobody_would_wait_for_says_so(facts, overrides, hopeless):
     assert (found.seconds > HOPELESS_HOURS * 3600) is hopeless
 
 
-def test_centers_come_to_rest_unless_another_kind_is_asked_for():
-    found = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.9, {})
-    assert (found.config.centers.kind, found.config.centers.window) == ("closed_form", "growing")
+def test_centers_are_the_papers_unless_groups_may_differ_or_another_kind_is_asked_for():
+    facts = Facts(1_000, 8, 1, "cpu")
+    found = make_plan(facts, 10, 0.9, {})
+    assert (found.config.centers.kind, found.config.centers.lr) == ("sgd", pytest.approx(4 * 0.05))
+    assert make_plan(facts, 10, 0.9, {"optim": {"lr": 0.01}}).config.centers.lr == pytest.approx(0.04)
+    assert make_plan(facts, 10, 0.9, {"centers": {"lr": 0.3}}).config.centers.lr == 0.3
     assert found.config.constraint.dual_schedule == "falling"
     for loose in ({}, {"constraint": {"kind": "entropy"}}):
-        unequal = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.5, loose)
-        assert (unequal.config.centers.kind, unequal.config.centers.window) == ("closed_form", "epoch")
-    asked = make_plan(Facts(1_000, 8, 1, "cpu"), 10, 0.9, {"centers": {"kind": "sgd", "lr": 0.1}})
-    assert (asked.config.centers.kind, asked.config.centers.window) == ("sgd", "epoch")
-    assert "centers.kind=sgd: as you asked" in asked.reasons
+        assert make_plan(facts, 10, 0.5, loose).config.centers.kind == "closed_form"
+    asked = make_plan(facts, 10, 0.9, {"centers": {"kind": "closed_form"}})
+    assert asked.config.centers.kind == "closed_form"
+    assert "centers.kind=closed_form: as you asked" in asked.reasons

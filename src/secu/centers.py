@@ -26,8 +26,8 @@ class Centers(nn.Module):
         """Return the centers on the sphere (H, K, D)."""
         return F.normalize(self.weight, dim=-1)
 
-    def start_epoch(self, done: float = 0.0) -> None:
-        """Forget what belongs to one epoch alone; ``done`` is the share of the run that is over."""
+    def start_epoch(self) -> None:
+        """Forget what belongs to one epoch alone."""
 
     def update(self, embeddings_SBD: Tensor, log_p_SBHK: Tensor, labels_BH: Tensor) -> None:
         """Move the centers after a batch was assigned."""
@@ -46,23 +46,18 @@ class ClosedFormCenters(Centers):
 
     Π projects on the unit sphere, which is also why the paper's division by the sum of weights is left out.
     A cluster that no image was assigned to yet keeps its center.
-
-    After the first batches of an epoch a center stands on few images, the hardest of them above all. That keeps
-    clusters from settling too soon, but where batches are small they never settle. So a ``growing`` sum begins an epoch
-    with a part of what the last one has summed, as large as the part of the run that is over.
     """
 
     sums: Tensor
 
-    def __init__(self, heads: int, clusters: int, dim: int, growing: bool = False) -> None:
+    def __init__(self, heads: int, clusters: int, dim: int) -> None:
         super().__init__()
-        self.growing = growing
         self.register_buffer("weight", random_directions(heads, clusters, dim))
         self.register_buffer("sums", torch.zeros(heads, clusters, dim))
 
-    def start_epoch(self, done: float = 0.0) -> None:
-        """Begin a new sum, or go on with a part of the old one."""
-        self.sums.mul_(done if self.growing else 0)
+    def start_epoch(self) -> None:
+        """Begin a new sum."""
+        self.sums.zero_()
 
     @torch.no_grad()
     def update(self, embeddings_SBD: Tensor, log_p_SBHK: Tensor, labels_BH: Tensor) -> None:
@@ -88,11 +83,10 @@ class KMeansCenters(ClosedFormCenters):
 
 def build_centers(config: CentersConfig, heads: int, clusters: int, dim: int) -> Centers:
     """Return the centers that the config names."""
-    growing = config.window == "growing"
     match config.kind:
         case "sgd":
             return GradientCenters(heads, clusters, dim)
         case "closed_form":
-            return ClosedFormCenters(heads, clusters, dim, growing)
+            return ClosedFormCenters(heads, clusters, dim)
         case "kmeans":
-            return KMeansCenters(heads, clusters, dim, growing)
+            return KMeansCenters(heads, clusters, dim)

@@ -50,7 +50,7 @@ class Clustering(nn.Module):
         """
         self.epoch_centers.copy_(self.centers.unit().detach())
         self.constraint.start_epoch(done)
-        self.centers.start_epoch(done)
+        self.centers.start_epoch()
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:
         """Assign a batch, remember it, and return the losses (Alg. 1, in the order that FACTS settles)."""
@@ -88,8 +88,14 @@ class Clustering(nn.Module):
         return self.constraint.assign(cosines_BHK * self.score_scale + self.mask, previous_BH)
 
     def record(self) -> dict[str, float]:
-        """Return what this kind of training adds to an epoch's record."""
-        return {}
+        """Return what this kind of training adds to an epoch's record.
+
+        ``crowded`` is the share of images in the largest cluster of any finer head: near 1 when a head has collapsed,
+        which the first one's sizes do not show.
+        """
+        finer = range(1, self.labels.shape[1])
+        crowded = max((float(self.sizes(number).max()) for number in finer), default=0.0) / len(self.labels)
+        return {"crowded": crowded} if finer else {}
 
     def head(self, number: int = 0) -> Tensor:
         """Return a head's centers on the sphere (its K, D)."""

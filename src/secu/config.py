@@ -146,7 +146,6 @@ class CentersConfig(Model):
     kind: Literal["sgd", "closed_form", "kmeans"] = "sgd"
     lr: float = Field(1.2, ge=0)
     schedule: Literal["constant", "rising"] = "constant"
-    window: Literal["epoch", "growing"] = "epoch"  # of a closed form: the epoch so far, or ever more
 
 
 class OptimConfig(Model):
@@ -223,8 +222,6 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
-        if self.centers.window == "growing" and self.centers.kind == "sgd":
-            raise ValueError("centers.window: growing needs centers.kind=closed_form or kmeans, got sgd")
         if self.selflabel and (len(self.heads) > 1 or self.centers.kind != "sgd"):
             raise ValueError("selflabel: needs a single head and centers.kind=sgd; use the command secu selflabel")
         if not self.optim.total_epochs:

@@ -12,6 +12,7 @@ SWALLOWING = 4.0  # a cluster this many times larger than an equal share, or wit
 OF_TWO = 0.9  # the same for two clusters, of which one always has half
 STARVED = 0.25  # a cluster with less than this part of what balance promises it
 RESTLESS = 0.1  # share of images that still changed their cluster in the last epoch
+CROWDED = 0.5  # share of images in one cluster of a finer head
 UNSURE = 3.0  # mean confidence under this many times a blind guess
 
 
@@ -25,7 +26,13 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
             f"the clusters are hardly told apart (mean confidence {confidence:.2f}): "
             "train longer (optim.epochs), or with a smaller batch (optim.batch_size)"
         )
-    changed = metrics[-1]["changed"] if metrics else 0.0
+    last = metrics[-1] if metrics else {"changed": 0.0}
+    if last.get("crowded", 0) > max(CROWDED, 1 - _balance(config)):
+        found.append(
+            f"a finer clustering, which should help, has put {last['crowded']:.0%} of all images into one cluster: "
+            "raise balance, lower optim.lr, or ask for one alone (heads=[number of clusters])"
+        )
+    changed = last["changed"]
     if changed > RESTLESS:
         found.append(
             f"{changed:.0%} of the images still changed cluster in the last epoch: train longer (optim.epochs)"
@@ -33,10 +40,14 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
     return tuple(found)
 
 
+def _balance(config: Config) -> float:
+    return config.constraint.lower if config.constraint.kind == "size" else 0.0
+
+
 def _sizes(sizes: list[int], config: Config) -> list[str]:
     """Return what is wrong with the sizes of clusters, seen from how equal they were asked to be."""
     found, clusters, share = [], len(sizes), sum(sizes) / len(sizes)
-    balance = config.constraint.lower if config.constraint.kind == "size" else 0.0
+    balance = _balance(config)
     more_equal = "raise balance" if config.selflabel is None else "keep the run before"
     if empty := [str(number) for number, size in enumerate(sizes) if size == 0]:
         found.append(
