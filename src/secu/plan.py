@@ -136,13 +136,15 @@ def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    if kind := _asked(settings, "centers", "kind"):
-        return {"centers": {"kind": kind}}, f"centers.kind={kind}: as you asked"
-    if (_asked(settings, "constraint", "lower") or 0) < SETTLES_FROM:
+    kind, rate = _asked(settings, "centers", "kind"), _asked(settings, "centers", "lr")
+    why = "as you asked" if kind else "as in the paper"
+    if not kind and (_asked(settings, "constraint", "lower") or 0) < SETTLES_FROM:
+        kind = "closed_form"
         why = "summed anew every epoch, so that no group swallows the others, which balance allows"
-        return {"centers": {"kind": "closed_form"}}, f"centers.kind=closed_form: {why}"
-    rate = CENTERS_RATE * settings["optim"]["lr"]
-    return {"centers": {"kind": "sgd", "lr": rate}}, f"centers.kind=sgd, centers.lr={rate:g}: as in the paper"
+    if kind in ("closed_form", "kmeans"):
+        return {"centers": {"kind": kind}}, f"centers.kind={kind}: {why}"
+    rate = CENTERS_RATE * settings["optim"]["lr"] if rate is None else rate
+    return {"centers": {"kind": "sgd", "lr": rate}}, f"centers.kind=sgd, centers.lr={rate:g}: {why}"
 
 
 def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
