@@ -30,7 +30,7 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
     if last.get("crowded", 0) > max(CROWDED, 1 - _balance(config)):
         found.append(
             f"a finer clustering, which should help, has put {last['crowded']:.0%} of all images into one cluster: "
-            "raise balance, lower optim.lr, or ask for one alone (heads=[number of clusters])"
+            "train longer (optim.epochs), raise balance, or ask for one alone (heads=[number of clusters])"
         )
     changed = last["changed"]
     if changed > RESTLESS:
