@@ -49,6 +49,7 @@ def test_ordinary_pipeline(tmp_path):
     sizes = ["--images", "64", "--steps", "2", "--workers", "0"]
     report = run("ordinary.py", "--device", "cpu", *sizes, *TINY, str(tmp_path / "a.json"))
     assert report["epoch_seconds"] == pytest.approx(4 * report["step_milliseconds"] / 1000, rel=0.1, abs=0.01)
+    assert report["times_faster"] == pytest.approx(report["epoch_seconds"] / report["engine_epoch_seconds"], rel=0.1)
 
 
 def test_readme_and_csv_are_made_from_the_kept_runs(monkeypatch):

@@ -178,7 +178,7 @@ class SelfLabelConfig(Model):
     unsure: Literal["first", "nothing"] = "first"  # what the others are taught: the label they had, or nothing
     smallest: float = Field(0.5, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
     dual_lr: float = Field(0.1, gt=0)  # how fast it is held up
-    keep_best: bool = True  # end with the epoch of the best label-free score, not with the last
+    keep_best: bool = True  # end with the last epoch whose label-free score is near the best, not with the last of all
     crop_padding: float = Field(0.125, ge=0, le=0.5)  # of the side: how far a strong view is shifted
     operations: int = Field(4, ge=0)  # of strong_pixels.py, in each strong view
     cutout: float = Field(0.5, ge=0, le=1)  # of the side: the largest square that is cut out of a strong view

@@ -121,12 +121,8 @@ class Lesson:
     cosines_NK: Tensor
 
     def prepare(self, model: Trained) -> None:
-        """Give the new model its labels, before the first epoch, and find out who is to be sure of them."""
-        settings, temperature = model.config.selflabel, model.config.loss.temperature
-        assert settings is not None
-        found = choose(self.cosines_NK, temperature)
-        share = float((found.confidence > settings.confidence).float().mean())
-        teaching(model).begin(found.cluster, share)
+        """Give the new model the labels to start from, before the first epoch."""
+        teaching(model).begin(self.cosines_NK.argmax(-1))
 
     def after_epoch(self, model: Trained) -> dict[str, float]:
         """Look how well the model's labels stand up to random changes."""

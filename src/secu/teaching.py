@@ -10,8 +10,8 @@ Three things are known to go wrong. The first two are held back by dual ascent, 
 - A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
   bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught, sure
   or not: the model must learn to do without it.
-- Everything becomes sure, right or wrong. The share of sure images is held where it was at the start, by sharpening or
-  blunting the probabilities that say who is sure.
+- Everything becomes sure, right or wrong. No more images may be sure than have the same label in both views: beyond
+  that, the probabilities that say who is sure are blunted.
 - What is never taught is forgotten. So images that are not sure go on learning the label that they had at the start.
 """
 
@@ -31,7 +31,6 @@ class Teaching(Clustering):
 
     first_labels: Tensor
     first_share: Tensor
-    share: Tensor
     bonus: Tensor
     log_sharpness: Tensor
     taught: Tensor
@@ -44,19 +43,17 @@ class Teaching(Clustering):
         self.settings, clusters = config.selflabel, config.heads[0]
         self.register_buffer("first_labels", torch.zeros(images, dtype=torch.int64))
         self.register_buffer("first_share", torch.zeros(clusters))
-        self.register_buffer("share", torch.ones(()))  # of the images that should be sure
         self.register_buffer("bonus", torch.zeros(clusters))
-        self.register_buffer("log_sharpness", torch.zeros(()))
+        self.register_buffer("log_sharpness", torch.zeros(()))  # at most 0: nothing is made surer than it is
         self.register_buffer("taught", torch.zeros(()))  # images of this epoch so far
         self.register_buffer("sure", torch.zeros(()))  # of them
         self.register_buffer("epoch", torch.zeros(()))
 
-    def begin(self, labels_N: Tensor, share: float) -> None:
-        """Take the labels that the images have at the start, and the share of them that is sure."""
+    def begin(self, labels_N: Tensor) -> None:
+        """Take the labels that the images have at the start."""
         self.first_labels.copy_(labels_N)
         self.labels[:, 0] = self.first_labels
         self.first_share.copy_(self.sizes() / len(labels_N))
-        self.share.fill_(share)
 
     def start_epoch(self, done: float = 0.0) -> None:
         """Count an epoch, and what is taught in it anew."""
@@ -81,21 +78,22 @@ class Teaching(Clustering):
             if settings.unsure == "first":
                 labels_B = torch.where(taught_B, labels_B, self.first_labels[index_B])
                 taught_B = torch.ones_like(taught_B)
-            self._hold_back(weak_B, sure_B)
             self.labels[index_B] = weak_B.unsqueeze(-1)
             self.taught.add_(taught_B.sum())
             self.sure.add_(sure_B.sum())
-        loss = balanced_cross_entropy(embeddings_SBD[1] @ centers_KD.T / temperature, labels_B, taught_B)
+        logits_BK = embeddings_SBD[1] @ centers_KD.T / temperature
+        self._hold_back(weak_B, sure_B, agree_B=logits_BK.detach().argmax(-1) == weak_B)
+        loss = balanced_cross_entropy(logits_BK, labels_B, taught_B)
         return Losses(loss, torch.zeros_like(loss))
 
-    def _hold_back(self, weak_B: Tensor, sure_B: Tensor) -> None:
+    def _hold_back(self, weak_B: Tensor, sure_B: Tensor, agree_B: Tensor) -> None:
         """Answer to what the batch says of the size of clusters and of the share of sure images."""
         settings, size = self.settings, weak_B.shape[0]
         ones_B = torch.ones(size, device=weak_B.device)
         share_K = torch.zeros_like(self.bonus).scatter_add_(0, weak_B, ones_B) / size
         missing_K = settings.smallest * self.first_share - share_K
         self.bonus.add_(settings.dual_lr * missing_K).clamp_(0, LARGEST_BONUS * self.config.temperature)
-        self.log_sharpness.add_(settings.dual_lr * (self.share - sure_B.float().mean()))
+        self.log_sharpness.add_(settings.dual_lr * (agree_B.float() - sure_B.float()).mean()).clamp_(max=0)
 
     def record(self) -> dict[str, float]:
         """Return what the epoch says of itself, without any true label."""

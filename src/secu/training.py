@@ -19,7 +19,8 @@ from secu.feed import ResidentFeed
 from secu.run import Run, void, write_json
 from secu.steps import ClusterStep, TeachStep
 
-BEST = "best.safetensors"  # the model of self-labeling's best epoch so far
+BEST = "best.safetensors"  # the model of self-labeling's last good epoch so far
+AS_GOOD = 0.05  # of the label-free score: an epoch that is no further under the best one is taken for as good
 
 
 class Listener:
@@ -121,14 +122,20 @@ class Training:
         model.epochs_done += 1
         if is_due(model.config, model.epochs_done):
             record |= scores_on(model, test)
-        if self.keeps_best and record["information"] > float(self.run.metadata(BEST).get("information", -math.inf)):
-            facts = {"epoch": str(record["epoch"]), "information": str(record["information"])}
-            self.run.save_model(BEST, {"encoder": model.encoder, "clustering": model.clustering}, facts)
+        if self.keeps_best:
+            self.keep_if_good(record["epoch"], record["information"])
         self.run.add_metrics(record)
         self.listener.epoch_ended(record)
 
+    def keep_if_good(self, epoch: int, information: float) -> None:
+        """Keep the model of this epoch, unless its label-free score is clearly under the best so far."""
+        best = max(information, float(self.run.metadata(BEST).get("best", -math.inf)))
+        if information >= best - AS_GOOD:
+            parts = {"encoder": self.model.encoder, "clustering": self.model.clustering}
+            self.run.save_model(BEST, parts, {"epoch": str(epoch), "best": str(best)})
+
     def finish(self, test: ImageSource | None) -> None:
-        """Go back to the best epoch by the label-free score, if that is wanted."""
+        """Go back to the last epoch that was good by the label-free score, if that is wanted."""
         if self.keeps_best:
             load_weights(self.run, BEST, self.model)
             self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **scores_on(self.model, test)}

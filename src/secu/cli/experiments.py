@@ -96,7 +96,10 @@ def selflabel(
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: RUN-selflabel.")] = None,
     keep_best: Annotated[
         bool,
-        typer.Option("--keep-best/--keep-last", help="End with the epoch of the best label-free score, or the last."),
+        typer.Option(
+            "--keep-best/--keep-last",
+            help="End with the last epoch near the best label-free score, or the last of all.",
+        ),
     ] = True,
     device: Device = "auto",
     data: DataRoot = None,
