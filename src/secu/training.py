@@ -123,16 +123,16 @@ class Training:
         if is_due(model.config, model.epochs_done):
             record |= scores_on(model, test)
         if self.keeps_best:
-            self.keep_if_good(record["epoch"], record["information"])
+            self.keep_if_good(record)
         self.run.add_metrics(record)
         self.listener.epoch_ended(record)
 
-    def keep_if_good(self, epoch: int, information: float) -> None:
+    def keep_if_good(self, record: dict[str, Any]) -> None:
         """Keep the model of this epoch, unless its label-free score is clearly under the best so far."""
-        best = max(information, float(self.run.metadata(BEST).get("best", -math.inf)))
-        if information >= best - AS_GOOD:
+        best = max(record["information"], float(self.run.metadata(BEST).get("best", -math.inf)))
+        if record["information"] >= best - AS_GOOD:
             parts = {"encoder": self.model.encoder, "clustering": self.model.clustering}
-            self.run.save_model(BEST, parts, {"epoch": str(epoch), "best": str(best)})
+            self.run.save_model(BEST, parts, {"epoch": str(record["epoch"]), "best": str(best)})
 
     def finish(self, test: ImageSource | None) -> None:
         """Go back to the last epoch that was good by the label-free score, if that is wanted."""
