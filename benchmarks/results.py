@@ -129,7 +129,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
             axes.plot(minutes, accuracy, color=f"C{number}", label=label, marker=".")
     axes.set(xlabel="minutes from the start of training, compilation included", ylabel="ACC on the test split, %")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="center right")
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 

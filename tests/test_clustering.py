@@ -337,6 +337,8 @@ def test_checkpoint_holds_what_a_step_needs():
                 one.step(draw_embeddings(2, index, 0), index)
             other = Clustering(config, IMAGES, DIM)
             other.load_state_dict(one.state_dict())
+            for clustering in (one, other):
+                clustering.start_epoch()  # a checkpoint is taken between epochs
             index = torch.arange(8)
             x = draw_embeddings(2, index, 1)
             assert [part.item() for part in one.step(x, index)] == [part.item() for part in other.step(x, index)]

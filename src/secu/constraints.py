@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secu.config import ConstraintConfig
+from secu.losses import at_label
 
 NO_LABEL = -1  # in the label memory: not assigned yet
 
@@ -95,17 +96,30 @@ class EntropyConstraint(Constraint):
         self.images, self.alpha = images, alpha
         self.register_buffer("counts", torch.zeros(len(clusters_H), int(clusters_H.max())))
         self.counts: Tensor
+        # Kept beside the counts, so that no compiler works it out anew for every image.
+        self.register_buffer("gain", self._gain(self.counts), persistent=False)
+        self.gain: Tensor
+
+    def start_epoch(self, done: float) -> None:
+        """Make the gains those of the counts, which may come from a checkpoint."""
+        self.gain.copy_(self._gain(self.counts))
 
     def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
-        """Return the label with the best score and change of entropy."""
-        moving_HK, staying_HK = self._gain(self.counts), self._gain(self.counts - 1)
-        old_BHK = previous_BH[..., None] == torch.arange(scores_BHK.shape[-1], device=scores_BHK.device)
-        return (scores_BHK + torch.where(old_BHK, staying_HK, moving_HK)).argmax(-1)
+        """Return the label with the best score and change of entropy.
+
+        An image gains more where it came from than another one would: it stays if that makes its old label the best.
+        """
+        labels_BH = (scores_BHK + self.gain).argmax(-1)
+        heads_H, old_BH = torch.arange(len(self.counts), device=labels_BH.device), previous_BH.clamp(min=0)
+        best_BH = at_label(scores_BHK, labels_BH) + self.gain[heads_H, labels_BH]
+        staying_BH = at_label(scores_BHK, old_BH) + self._gain(self.counts[heads_H, old_BH] - 1)
+        return torch.where((previous_BH != NO_LABEL) & (staying_BH >= best_BH), previous_BH, labels_BH)
 
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Move the batch's images from their old to their new clusters."""
         clusters = self.counts.shape[1]
         self.counts.add_(self._counts(labels_BH, clusters) - self._counts(previous_BH, clusters))
+        self.gain.copy_(self._gain(self.counts))
 
     def _gain(self, counts_HK: Tensor) -> Tensor:
         """α·(h(n + 1) − h(n)), written so that float32 loses nothing between two large numbers; 0·log 0 = 0."""

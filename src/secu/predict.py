@@ -4,6 +4,7 @@ import csv
 import sys
 from collections import deque
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from secu.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train import choose_device
 
 BATCH_PIXELS = 2**21  # of a batch, so that small images come in large batches: 2,048 of 32 pixels, 42 of 224
+Batch = tuple[list[int], Tensor]  # the numbers of images in their source, and their pixels
 IN_FLIGHT = 2  # batches handed to the device before the first one's answer is read
 
 
@@ -61,10 +63,10 @@ class Stream:
         self.skipped = list(source.skipped)
 
     def write(self, writer: Writer) -> None:
-        """Write the table; the device works on the next batches while rows of earlier ones are written."""
+        """Write the table; meanwhile the device works on the next batches, and a thread reads those after them."""
         waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
-        with torch.inference_mode(), closing(self._batches()) as batches:
-            for numbers, pixels in batches:
+        with torch.inference_mode(), closing(self._batches()) as batches, closing(ahead(batches)) as ready:
+            for numbers, pixels in ready:
                 waiting.append((numbers, *self._answer(pixels)))
                 if len(waiting) > IN_FLIGHT:
                     self._write_one(writer, *waiting.popleft())
@@ -75,10 +77,9 @@ class Stream:
 
     def _answer(self, pixels: Tensor) -> tuple[Predictions, torch.cuda.Event | None]:
         """Ask the model; on CUDA the answer is only on its way, and the event says when it is there."""
-        cuda = self.device.type == "cuda"
-        images = (pixels.pin_memory() if cuda else pixels).to(self.device, non_blocking=True)
-        found = best_two(self.predictor(images), self.config.loss.prediction_temperature).to_host()
-        if not cuda:
+        cosines_BK = self.predictor(pixels.to(self.device, non_blocking=True))
+        found = best_two(cosines_BK, self.config.loss.prediction_temperature).to_host()
+        if self.device.type != "cuda":
             return found, None
         event = torch.cuda.Event()
         event.record()
@@ -93,7 +94,7 @@ class Stream:
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
         writer.write(make_table([self.source.ids[i] for i in numbers], found, outlier, columns))
 
-    def _batches(self) -> Generator[tuple[list[int], Tensor]]:
+    def _batches(self) -> Generator[Batch]:
         channels, size, _ = self.shape
         done = 0
         with closing(decoded_in_batches(self.source, size, channels, self.batch)) as batches:
@@ -103,7 +104,17 @@ class Stream:
                 if self.progress:
                     self.progress(done, len(self.source))
                 if numbers:
-                    yield numbers, torch.from_numpy(pixels)
+                    images = torch.from_numpy(pixels)
+                    yield numbers, images.pin_memory() if self.device.type == "cuda" else images
+
+
+def ahead(batches: Generator[Batch]) -> Generator[Batch]:
+    """Make the next batch in a thread while the current one is used."""
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(next, batches, None)
+        while (batch := pending.result()) is not None:
+            pending = thread.submit(next, batches, None)
+            yield batch
 
 
 def read_limits(run: Run) -> Tensor:
