@@ -164,7 +164,7 @@ def test_engine_teaches_as_the_eager_step_does(blobs, engine, device, on_host, m
         model.encoder.load_state_dict(first.encoder.state_dict())
         model.clustering.centers.load_state_dict({"weight": first.clustering.centers.weight[:1, :4]})
         assert isinstance(model.clustering, Teaching)
-        model.clustering.begin(labels[:, 0].to(device))
+        model.clustering.begin(labels[:, 0].to(device), torch.linspace(0, 1, len(labels), device=device))
         if kind == engine and on_host:
             step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
         losses, _, found = train_for(model, step, kind, range(1))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -233,8 +234,8 @@ def test_balanced_cross_entropy_is_torchs_with_weights_of_inverse_frequency(shar
     taught = torch.rand(40, generator=generator) < share
     counts = [int((labels[taught] == k).sum()) for k in range(5)]
     weights = torch.tensor([len(counts) / count if count else 0.0 for count in counts], dtype=torch.float64)
-    expected = torch.nn.functional.cross_entropy(logits[taught], labels[taught], weights)
-    loss = balanced_cross_entropy(logits, labels, taught)
+    expected = F.cross_entropy(logits[taught], labels[taught], weights)
+    loss = balanced_cross_entropy(logits, F.one_hot(labels, 5) * taught[:, None])
     torch.testing.assert_close(loss, expected)
     slopes = [torch.autograd.grad(value, logits)[0] for value in (loss, expected)]
     torch.testing.assert_close(*slopes)
@@ -244,7 +245,7 @@ def test_balanced_cross_entropy_is_torchs_with_weights_of_inverse_frequency(shar
 
 def test_balanced_cross_entropy_of_nobody_is_zero_and_teaches_nothing():
     logits = torch.randn(6, 3, requires_grad=True)
-    loss = balanced_cross_entropy(logits, torch.tensor([0, 1, 2, 0, 1, 2]), torch.zeros(6, dtype=torch.bool))
+    loss = balanced_cross_entropy(logits, torch.zeros(6, 3))
     loss.backward()
     assert loss.item() == 0
     assert (logits.grad == 0).all()
@@ -253,6 +254,24 @@ def test_balanced_cross_entropy_of_nobody_is_zero_and_teaches_nothing():
 def test_every_label_weighs_the_same_however_many_images_have_it():
     """Nine images of one label and one of another: their means count alike."""
     logits, labels = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0] * 9 + [2])
-    each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    each = F.cross_entropy(logits, labels, reduction="none")
     expected = (each[:9].mean() + each[9]) / 2
-    torch.testing.assert_close(balanced_cross_entropy(logits, labels, torch.ones(10, dtype=torch.bool)), expected)
+    torch.testing.assert_close(balanced_cross_entropy(logits, F.one_hot(labels, 3)), expected)
+
+
+def test_balanced_cross_entropy_with_chances_in_a_loop():
+    """Targets of every kind: a label, chances, nothing; the last cluster has less than an image in all."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(7, 4, dtype=torch.float64, generator=generator)
+    targets = torch.softmax(torch.randn(7, 4, dtype=torch.float64, generator=generator), -1)
+    targets[:, 3] *= 0.05
+    targets /= targets.sum(1, keepdim=True)
+    targets[0], targets[1] = torch.tensor([0, 1, 0, 0]), 0
+    counts = [sum(float(row[k]) for row in targets) for k in range(4)]
+    assert counts[3] < 1 < min(counts[:3])
+    total = 0.0
+    for row, target in zip(logits, targets, strict=True):
+        log_sum = math.log(sum(math.exp(float(value)) for value in row))
+        for k in range(4):
+            total += float(target[k]) / max(counts[k], 1) * (log_sum - float(row[k]))
+    assert balanced_cross_entropy(logits, targets).item() == pytest.approx(total / (3 + counts[3]), rel=1e-12)

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from secu.checkpoint import build
@@ -17,7 +19,7 @@ from secu.errors import UserError
 from secu.evaluate import embed
 from secu.settings import load_config
 from secu.steps import TeachStep
-from secu.teaching import Teaching
+from secu.teaching import Teaching, surest
 from test_clustering import BATCH, DIM, IMAGES, dot, draw_embeddings, normalise, softmax
 
 CLUSTERS = 4
@@ -34,13 +36,17 @@ def float64():
 class Reference:
     """The docstrings of teaching.py, image by image and number by number."""
 
-    def __init__(self, config: Config, centers_KD: Tensor, first_labels: list[int]) -> None:
+    def __init__(self, config: Config, centers_KD: Tensor, first_labels: list[int], sureness: list[float]) -> None:
         assert config.selflabel is not None
         self.settings, self.temperature = config.selflabel, config.loss.temperature
         self.centers = [normalise(w) for w in centers_KD.tolist()]
         self.first, self.memory = first_labels, list(first_labels)
+        self.kept = set()
+        for k in range(CLUSTERS):
+            members = sorted((i for i, label in enumerate(first_labels) if label == k), key=lambda i: -sureness[i])
+            self.kept |= set(members[: math.ceil(self.settings.kept * len(members))])
         self.bonus, self.sharpness, self.epoch = [0.0] * CLUSTERS, 1.0, 0
-        self.unsure = self.kept = self.bonus_decided = self.sharpness_decided = self.held_up = 0
+        self.unsure = self.kept_decided = self.bonus_decided = self.sharpness_decided = self.held_up = 0
 
     def start_epoch(self) -> None:
         self.taught = self.sure = 0
@@ -48,31 +54,34 @@ class Reference:
 
     def step(self, x_SBD: list[list[list[float]]], index: list[int]) -> tuple[float, list[list[float]]]:
         """Return the loss, and its gradient to the embedding of every strong view."""
-        weak, sure, limit = [], [], self.settings.confidence
+        weak, sure, chances, limit = [], [], [], self.settings.confidence
         for b in range(len(index)):
             cosines = [dot(x_SBD[0][b], w) for w in self.centers]
             held = [cosine + bonus for cosine, bonus in zip(cosines, self.bonus, strict=True)]
             weak.append(held.index(max(held)))
             self.bonus_decided += weak[b] != cosines.index(max(cosines))
+            chances.append(softmax([value / self.temperature for value in held]))
             sure.append(softmax([value / self.temperature * self.sharpness for value in held])[weak[b]] > limit)
-            blunt = softmax([value / self.temperature for value in held])[weak[b]] > limit
-            self.sharpness_decided += sure[b] != blunt
+            self.sharpness_decided += sure[b] != (chances[b][weak[b]] > limit)
         self.unsure += len(sure) - sum(sure)
         if self.epoch <= self.settings.warmup_epochs:
             taught, labels = [True] * len(index), [self.first[i] for i in index]
         else:
             held_up = [self.bonus[label] > self.temperature for label in weak]
-            taught, labels = [a or b for a, b in zip(sure, held_up, strict=True)], weak
-            self.held_up += sum(taught) - sum(sure)
-        if self.settings.unsure == "first":
-            self.kept += len(taught) - sum(taught)
-            labels = [y if yes else self.first[i] for y, yes, i in zip(labels, taught, index, strict=True)]
-            taught = [True] * len(index)
+            self.held_up += sum(b and not a for a, b in zip(sure, held_up, strict=True))
+            kept = [i in self.kept for i in index]
+            taught = [a or b or c for a, b, c in zip(sure, held_up, kept, strict=True)]
+            labels = [self.first[i] if c else label for i, c, label in zip(index, kept, weak, strict=True)]
+            self.kept_decided += sum(a != b for a, b in zip(labels, weak, strict=True))
+        targets = []
+        for b, (y, yes) in enumerate(zip(labels, taught, strict=True)):
+            others = chances[b] if self.settings.unsure == "chances" else [0.0] * CLUSTERS
+            targets.append([float(k == y) for k in range(CLUSTERS)] if yes else others)
         self.taught += sum(taught)
         self.sure += sum(sure)
         strong = [[dot(x, w) for w in self.centers] for x in x_SBD[1]]
         self.remember(weak, sure, [cosines.index(max(cosines)) for cosines in strong], index)
-        return self.learn(x_SBD[1], labels, taught)
+        return self.learn(x_SBD[1], targets)
 
     def remember(self, weak: list[int], sure: list[bool], strong: list[int], index: list[int]) -> None:
         rate = self.settings.dual_lr
@@ -85,19 +94,18 @@ class Reference:
         agree = sum(a == b for a, b in zip(weak, strong, strict=True))
         self.sharpness = min(1.0, self.sharpness * math.exp(rate * (agree - sum(sure)) / len(sure)))
 
-    def learn(self, x_BD: list[list[float]], labels: list[int], taught: list[bool]) -> tuple[float, list[list[float]]]:
-        """Mean over the labels that are taught of the mean cross-entropy of their images."""
-        loss, slope = 0.0, [[0.0] * DIM for _ in labels]
-        present = {y for y, yes in zip(labels, taught, strict=True) if yes}
-        for b, (x, y) in enumerate(zip(x_BD, labels, strict=True)):
-            if not taught[b]:
-                continue
-            alike = sum(yes and label == y for label, yes in zip(labels, taught, strict=True))
+    def learn(self, x_BD: list[list[float]], targets: list[list[float]]) -> tuple[float, list[list[float]]]:
+        """Mean over the clusters that are taught of the mean cross-entropy of their images."""
+        loss, slope = 0.0, [[0.0] * DIM for _ in targets]
+        counts = [sum(target[k] for target in targets) for k in range(CLUSTERS)]
+        clusters = max(1.0, sum(min(count, 1.0) for count in counts))
+        for b, (x, target) in enumerate(zip(x_BD, targets, strict=True)):
+            weights = [value / max(count, 1.0) / clusters for value, count in zip(target, counts, strict=True)]
             p = softmax([dot(x, w) / self.temperature for w in self.centers])
-            loss -= math.log(p[y]) / alike / len(present)
             for k, w in enumerate(self.centers):
+                loss -= weights[k] * math.log(p[k])
                 for d in range(DIM):
-                    slope[b][d] += (p[k] - (k == y)) * w[d] / self.temperature / alike / len(present)
+                    slope[b][d] += (p[k] * sum(weights) - weights[k]) * w[d] / self.temperature
         return loss, slope
 
 
@@ -109,13 +117,14 @@ def make(images: int = IMAGES, dim: int = DIM, heads: int = CLUSTERS, temperatur
 
 @pytest.mark.parametrize("outputs", [2, 4])
 @pytest.mark.parametrize(("warmup", "confidence"), [(2, 0.8), (0, 0.6), (5, 0.9)])
-@pytest.mark.parametrize("unsure", ["first", "nothing"])
-def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, unsure):
+@pytest.mark.parametrize(("unsure", "kept"), [("chances", 0.3), ("nothing", 0.0)])
+def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, unsure, kept):
     """Five epochs of five batches: loss, gradient, bonus, sharpness, memory and counts, after every single step."""
-    config, teaching = make(warmup_epochs=warmup, confidence=confidence, dual_lr=0.5, unsure=unsure)
+    config, teaching = make(warmup_epochs=warmup, confidence=confidence, dual_lr=0.5, unsure=unsure, kept=kept)
     first = [i % CLUSTERS for i in range(IMAGES)]
-    teaching.begin(torch.tensor(first))
-    reference = Reference(config, teaching.centers.weight[0].detach(), first)
+    sureness = torch.rand(IMAGES, generator=torch.Generator().manual_seed(0))
+    teaching.begin(torch.tensor(first), sureness)
+    reference = Reference(config, teaching.centers.weight[0].detach(), first, sureness.tolist())
     for epoch in range(5):
         teaching.start_epoch()
         reference.start_epoch()
@@ -131,7 +140,7 @@ def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, unsur
             assert teaching.labels[:, 0].tolist() == reference.memory
             assert int(teaching.taught) == reference.taught
             assert teaching.bonus.tolist() == pytest.approx(reference.bonus, abs=1e-12)
-            assert teaching.log_sharpness.exp().item() == pytest.approx(reference.sharpness, abs=1e-6)
+            assert teaching.log_sharpness.exp().item() == pytest.approx(reference.sharpness, abs=1e-12)
         record = teaching.record()
         assert record["taught"] == pytest.approx(reference.taught / IMAGES)
         assert record["sure"] == pytest.approx(reference.sure / IMAGES)
@@ -141,14 +150,14 @@ def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, unsur
     # Else one of them could be left out.
     assert min(reference.bonus_decided, reference.unsure, reference.sharpness_decided) > 0
     assert reference.held_up > 0 or warmup == 5
-    assert (reference.kept > 0) == (unsure == "first" and warmup < 5)
+    assert (reference.kept_decided > 0) == (kept > 0 and warmup < 5)
 
 
 def test_all_images_learn_the_first_labels_while_warming_up_and_their_own_afterwards():
     """Every image lies on a center other than that of its first label."""
-    _, teaching = make(warmup_epochs=2)
+    _, teaching = make(warmup_epochs=2, kept=0)
     first, index = torch.arange(IMAGES) % CLUSTERS, torch.arange(IMAGES)
-    teaching.begin(first)
+    teaching.begin(first, torch.ones(len(first)))
     x_BD = teaching.head()[(first + 1) % CLUSTERS]
     losses = []
     for _ in range(3):
@@ -169,7 +178,7 @@ def test_all_images_learn_the_first_labels_while_warming_up_and_their_own_afterw
 def test_labels_at_the_start_are_remembered_and_counted():
     _, teaching = make()
     first = torch.tensor([0] * 11 + [2] * 8 + [1] * 3)
-    teaching.begin(first)
+    teaching.begin(first, torch.ones(len(first)))
     assert teaching.labels[:, 0].tolist() == first.tolist()
     assert teaching.sizes().tolist() == [11, 3, 8, 0]
     assert teaching.first_share.tolist() == pytest.approx([11 / 22, 3 / 22, 8 / 22, 0])
@@ -184,7 +193,7 @@ def test_without_labels_to_start_from_there_is_nothing_to_teach():
 
 def test_a_checkpoint_holds_what_a_step_needs():
     config, one = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5)
-    one.begin(torch.arange(IMAGES) % CLUSTERS)
+    one.begin(torch.arange(IMAGES) % CLUSTERS, torch.rand(IMAGES))
     for epoch in range(2):
         one.start_epoch()
         for index in torch.arange(IMAGES).split(BATCH):
@@ -206,7 +215,7 @@ def test_a_checkpoint_holds_what_a_step_needs():
 def test_a_compiled_step_equals_the_plain_one():
     """Warm-up and two epochs after it, from the same state with the same embeddings."""
     _, plain = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5, unsure="nothing")
-    plain.begin(torch.arange(IMAGES) % CLUSTERS)
+    plain.begin(torch.arange(IMAGES) % CLUSTERS, torch.rand(IMAGES))
     compiled = copy.deepcopy(plain)
     step = torch.compile(compiled.step, fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
     shares = []
@@ -234,10 +243,10 @@ def test_a_compiled_step_equals_the_plain_one():
 @pytest.mark.parametrize("agreement", [0.1, 0.5, 0.9])
 def test_no_more_images_stay_sure_than_have_one_label_in_both_views(temperature, agreement):
     """At 0.01 nearly all are sure, at 0.5 none; what is not sure is not made so."""
-    _, teaching = make(200, 2, 2, temperature, warmup_epochs=0, smallest=0, unsure="nothing")
+    _, teaching = make(200, 2, 2, temperature, warmup_epochs=0, smallest=0, unsure="nothing", kept=0)
     with torch.no_grad():
         teaching.centers.weight.copy_(torch.eye(2))
-    teaching.begin(torch.arange(200) % 2)
+    teaching.begin(torch.arange(200) % 2, torch.ones(200))
     angle = torch.linspace(0, 0.2 * math.pi, 200)[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
     weak_BD = torch.stack([angle.cos(), angle.sin()], 1)  # the smaller the angle, the surer
     strong_BD = torch.where(torch.arange(200)[:, None] < 200 * agreement, weak_BD, weak_BD.flip(1))
@@ -254,6 +263,23 @@ def test_no_more_images_stay_sure_than_have_one_label_in_both_views(temperature,
     assert teaching.record()["taught"] == told[-1]
 
 
+# Who keeps the first label
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1, width=32)), min_size=1, max_size=30),
+    st.sampled_from([0, 0.25, 0.5, 0.75, 1]),
+)
+def test_the_surest_of_every_cluster_are_found(images, share):
+    labels, sureness = (torch.tensor(column) for column in zip(*images, strict=True))
+    found = surest(labels, sureness, share)
+    for k in set(labels.tolist()):
+        inside, outside = sureness[(labels == k) & found], sureness[(labels == k) & ~found]
+        assert len(inside) == math.ceil(share * int((labels == k).sum()))
+        assert not len(inside) or not len(outside) or inside.min() >= outside.max()
+
+
 # The guard
 
 
@@ -264,7 +290,7 @@ def test_a_cluster_whose_images_drift_to_another_is_held_at_half_of_its_size(sma
     with torch.no_grad():
         teaching.centers.weight.copy_(torch.eye(3))
     first = torch.arange(300) % 3
-    teaching.begin(first)
+    teaching.begin(first, torch.ones(len(first)))
     pace, start = 0.6 + 0.4 * torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.eye(3)[first]
     for epoch in range(40):
         way = (pace * min(epoch / 20, 1) * (first == 2))[:, None]
@@ -302,14 +328,14 @@ def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
     images, first = shades(240)
     schedule = ["optim.batch_size=16", "optim.epochs=24", "optim.initial_epochs=0", "optim.warmup_epochs=0"]
     fixed = ["centers.lr=0", "constraint.kind=none", "optim.lr=0.0199", "loss.temperature=0.1", "encoder.dim=16"]
-    teaching = ["warmup_epochs=5", "operations=0", "cutout=0.3", "decay=0", "unsure=nothing"]
+    teaching = ["warmup_epochs=5", "operations=0", "cutout=0.3", "decay=0", "unsure=nothing", "kept=0"]
     smallest = {}
     for seed, guard in itertools.product((1, 2, 3), (0, 0.5)):
         settings = [f"selflabel.{setting}" for setting in (*teaching, f"smallest={guard}")]
         config = load_config("digits", ["heads=[4]", f"seed={seed}", *schedule, *fixed, *settings])
         model = build(config, len(images), images.shape, CPU)
         step = TeachStep(config, images, model.augmentation, model.encoder, model.clustering, CPU)
-        model.clustering.begin(first)
+        model.clustering.begin(first, torch.ones(len(first)))
         for number in range(24):
             Engine([step], "eager").epoch(number)
         cosines = embed(model.encoder, model.augmentation, images) @ model.clustering.head().T
@@ -332,7 +358,7 @@ def test_the_teacher_follows_the_student_as_a_moving_average():
     config = load_config("digits", ["constraint.kind=none", "optim.warmup_epochs=0", "centers.lr=0", *settings])
     model = build(config, len(images), images.shape, CPU)
     step = TeachStep(config, images, model.augmentation, model.encoder, model.clustering, CPU)
-    model.clustering.begin(first)
+    model.clustering.begin(first, torch.ones(len(first)))
     expected = [value.clone() for value in model.encoder.state_dict().values()]
     step.start_epoch(0)
     for student, teacher in zip(step.encoder.state_dict().values(), model.encoder.state_dict().values(), strict=True):

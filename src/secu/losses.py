@@ -6,7 +6,6 @@ probability is an exact zero. Finite, because 0 · (−∞) would poison the los
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 PADDING = 1e4
@@ -56,12 +55,12 @@ def soft_label_loss(log_p_SBHK: Tensor, labels_BH: Tensor, hard_label_weight: fl
     return -(hard_label_weight * hard + (1 - hard_label_weight) * soft)
 
 
-def balanced_cross_entropy(logits_BK: Tensor, labels_B: Tensor, taught_B: Tensor) -> Tensor:
-    """Mean cross-entropy of the images that are taught, where every label among them weighs the same.
+def balanced_cross_entropy(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
+    """Mean cross-entropy with targets, rows that sum to 1 or (not taught) to 0, where every cluster weighs the same.
 
-    An image's weight is the inverse frequency of its label; without any image the loss is 0.
+    A target is divided by what all images of the batch have of its cluster. A cluster of which they have less than one
+    image in all weighs as much less, and without any image the loss is 0.
     """
-    one_hot_BK = F.one_hot(labels_B, logits_BK.shape[1]) * taught_B[:, None]
-    counts_K = one_hot_BK.sum(0)
-    weights_BK = one_hot_BK / counts_K.clamp(min=1)
-    return -(weights_BK * torch.log_softmax(logits_BK, -1)).sum() / (counts_K > 0).sum().clamp(min=1)
+    counts_K = targets_BK.sum(0)
+    weights_BK = targets_BK / counts_K.clamp(min=1)
+    return -(weights_BK * torch.log_softmax(logits_BK, -1)).sum() / counts_K.clamp(max=1).sum().clamp(min=1)

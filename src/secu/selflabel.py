@@ -122,7 +122,8 @@ class Lesson:
 
     def prepare(self, model: Trained) -> None:
         """Give the new model the labels to start from, before the first epoch."""
-        teaching(model).begin(self.cosines_NK.argmax(-1))
+        found = choose(self.cosines_NK, model.config.loss.temperature)
+        teaching(model).begin(found.cluster, found.confidence)
 
     def after_epoch(self, model: Trained) -> dict[str, float]:
         """Look how well the model's labels stand up to random changes."""

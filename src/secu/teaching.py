@@ -4,7 +4,7 @@ Every image is seen twice, weakly and strongly changed. The weak view says to wh
 sure that is; what is sure is taught to the strong view. Shapes: S embeddings an image (weak, then strong), B images of
 a batch, N of the data set, K clusters, D dimensions.
 
-Three things are known to go wrong. The first two are held back by dual ascent, as clusters are in SeCu itself
+Four things are known to go wrong. The first two are held back by dual ascent, as clusters are in SeCu itself
 (constraints.py):
 
 - A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
@@ -12,10 +12,13 @@ Three things are known to go wrong. The first two are held back by dual ascent, 
   or not: the model must learn to do without it.
 - Everything becomes sure, right or wrong. No more images may be sure than have the same label in both views: beyond
   that, the probabilities that say who is sure are blunted.
-- What is never taught is forgotten. So images that are not sure go on learning the label that they had at the start.
+- Labels drift, each change a little further. So the surest half of every cluster keeps the label that it had at the
+  start.
+- What is never taught is forgotten. So images that are not sure are taught how likely each cluster is.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from secu.clustering import Clustering, Losses
@@ -31,6 +34,7 @@ class Teaching(Clustering):
 
     first_labels: Tensor
     first_share: Tensor
+    kept: Tensor
     bonus: Tensor
     log_sharpness: Tensor
     taught: Tensor
@@ -43,17 +47,19 @@ class Teaching(Clustering):
         self.settings, clusters = config.selflabel, config.heads[0]
         self.register_buffer("first_labels", torch.zeros(images, dtype=torch.int64))
         self.register_buffer("first_share", torch.zeros(clusters))
+        self.register_buffer("kept", torch.zeros(images, dtype=torch.bool))  # images whose label stays
         self.register_buffer("bonus", torch.zeros(clusters))
         self.register_buffer("log_sharpness", torch.zeros(()))  # at most 0: nothing is made surer than it is
-        self.register_buffer("taught", torch.zeros(()))  # images of this epoch so far
+        self.register_buffer("taught", torch.zeros(()))  # a label, so far in this epoch
         self.register_buffer("sure", torch.zeros(()))  # of them
         self.register_buffer("epoch", torch.zeros(()))
 
-    def begin(self, labels_N: Tensor) -> None:
-        """Take the labels that the images have at the start."""
+    def begin(self, labels_N: Tensor, sureness_N: Tensor) -> None:
+        """Take the labels that the images have at the start, and how sure each of them is."""
         self.first_labels.copy_(labels_N)
         self.labels[:, 0] = self.first_labels
         self.first_share.copy_(self.sizes() / len(labels_N))
+        self.kept.copy_(surest(labels_N, sureness_N, self.settings.kept))
 
     def start_epoch(self, done: float = 0.0) -> None:
         """Count an epoch, and what is taught in it anew."""
@@ -68,22 +74,20 @@ class Teaching(Clustering):
         """Return the loss of the strong views; there is none for the centers."""
         centers_KD, temperature, settings = self.centers.unit()[0], self.config.temperature, self.settings
         with torch.no_grad():
-            cosines_BK = embeddings_SBD[0] @ centers_KD.T + self.bonus
-            chances_BK = torch.softmax(cosines_BK / temperature * self.log_sharpness.exp(), -1)
-            sureness_B, weak_B = chances_BK.max(-1)
+            logits_BK = (embeddings_SBD[0] @ centers_KD.T + self.bonus) / temperature
+            sureness_B, weak_B = torch.softmax(logits_BK * self.log_sharpness.exp(), -1).max(-1)
             sure_B = sureness_B > settings.confidence
-            warming_up = self.epoch <= settings.warmup_epochs
-            labels_B = torch.where(warming_up, self.first_labels[index_B], weak_B)
-            taught_B = warming_up | sure_B | (self.bonus[weak_B] > temperature)
-            if settings.unsure == "first":
-                labels_B = torch.where(taught_B, labels_B, self.first_labels[index_B])
-                taught_B = torch.ones_like(taught_B)
+            first_B = self.kept[index_B] | (self.epoch <= settings.warmup_epochs)
+            labels_B = torch.where(first_B, self.first_labels[index_B], weak_B)
+            taught_B = first_B | sure_B | (self.bonus[weak_B] > temperature)
+            others_BK = torch.softmax(logits_BK, -1) if settings.unsure == "chances" else torch.zeros_like(logits_BK)
+            targets_BK = torch.where(taught_B[:, None], F.one_hot(labels_B, logits_BK.shape[1]), others_BK)
             self.labels[index_B] = weak_B.unsqueeze(-1)
             self.taught.add_(taught_B.sum())
             self.sure.add_(sure_B.sum())
-        logits_BK = embeddings_SBD[1] @ centers_KD.T / temperature
-        self._hold_back(weak_B, sure_B, agree_B=logits_BK.detach().argmax(-1) == weak_B)
-        loss = balanced_cross_entropy(logits_BK, labels_B, taught_B)
+        strong_BK = embeddings_SBD[1] @ centers_KD.T / temperature
+        self._hold_back(weak_B, sure_B, agree_B=strong_BK.detach().argmax(-1) == weak_B)
+        loss = balanced_cross_entropy(strong_BK, targets_BK)
         return Losses(loss, torch.zeros_like(loss))
 
     def _hold_back(self, weak_B: Tensor, sure_B: Tensor, agree_B: Tensor) -> None:
@@ -93,7 +97,7 @@ class Teaching(Clustering):
         share_K = torch.zeros_like(self.bonus).scatter_add_(0, weak_B, ones_B) / size
         missing_K = settings.smallest * self.first_share - share_K
         self.bonus.add_(settings.dual_lr * missing_K).clamp_(0, LARGEST_BONUS * self.config.temperature)
-        self.log_sharpness.add_(settings.dual_lr * (agree_B.float() - sure_B.float()).mean()).clamp_(max=0)
+        self.log_sharpness.add_(settings.dual_lr * (agree_B.sum() - sure_B.sum()) / size).clamp_(max=0)
 
     def record(self) -> dict[str, float]:
         """Return what the epoch says of itself, without any true label."""
@@ -103,3 +107,14 @@ class Teaching(Clustering):
             "moved": float((self.labels[:, 0] != self.first_labels).float().mean()),
             "held_up": float((self.bonus > self.config.temperature).sum()),
         }
+
+
+def surest(labels_N: Tensor, sureness_N: Tensor, share: float) -> Tensor:
+    """Say which images are among the surest of their cluster, this share of each, rounded up."""
+    order_N = sureness_N.argsort(descending=True)
+    order_N = order_N[labels_N[order_N].argsort(stable=True)]  # cluster by cluster, each from the surest on
+    sizes_K = labels_N.bincount()
+    rank_N = torch.arange(len(labels_N), device=labels_N.device) - (sizes_K.cumsum(0) - sizes_K)[labels_N[order_N]]
+    found_N = torch.zeros_like(labels_N, dtype=torch.bool)
+    found_N[order_N] = rank_N < share * sizes_K[labels_N[order_N]]
+    return found_N
