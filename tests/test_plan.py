@@ -102,6 +102,17 @@ def test_large_pictures_are_cut_more_boldly():
     assert plan(channels=3, side=96, device="cuda").config.augment.crop_min == 0.2
 
 
+@pytest.mark.parametrize(
+    ("side", "device", "radius"), [(32, "cuda", 2), (96, "cuda", 2), (24, "cuda", 1.5), (32, "cpu", 1)]
+)
+def test_small_images_are_blurred_less(side, device, radius):
+    """On a CPU an image of 32 pixels is scaled to 16."""
+    found = plan(channels=3, side=side, device=device)
+    assert found.config.augment.blur_radius == pytest.approx((radius / 20, radius))
+    assert f"blur of up to {radius:g} pixels" in reason(found, "augment")
+    assert ("smaller than 32" in reason(found, "augment")) == (radius < 2)
+
+
 @pytest.mark.parametrize("balance", [0, 0.35, 1])
 def test_balance_is_the_smallest_share(balance):
     found = plan(balance=balance)

@@ -75,7 +75,10 @@ class Reference:
             self.kept_decided += sum(a != b for a, b in zip(labels, weak, strict=True))
         targets = []
         for b, (y, yes) in enumerate(zip(labels, taught, strict=True)):
-            others = chances[b] if self.settings.unsure == "chances" else [0.0] * CLUSTERS
+            first = self.first[index[b]]
+            others = [0.8 * chance + 0.2 * (k == first) for k, chance in enumerate(chances[b])]
+            if self.settings.unsure == "nothing":
+                others = [0.0] * CLUSTERS
             targets.append([float(k == y) for k in range(CLUSTERS)] if yes else others)
         self.taught += sum(taught)
         self.sure += sum(sure)

@@ -166,8 +166,14 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     if settings["data"]["channels"] == 3:
-        crop = 0.3 if settings["data"]["image_size"] <= 40 else 0.2
-        return {"augment": {"crop_min": crop}}, f"augment: crops from {crop:.0%}, colour, blur, flip, as in the paper"
+        side = settings["data"]["image_size"]
+        crop, part = 0.3 if side <= 40 else 0.2, min(1, side / 32)
+        blur = [round(radius * part, 4) for radius in (0.1, 2.0)]
+        less = "" if part == 1 else ", as much less as the images are smaller than 32"
+        why = (
+            f"augment: crops from {crop:.0%}, colour, flip, as in the paper, and blur of up to {blur[1]:g} pixels{less}"
+        )
+        return {"augment": {"crop_min": crop, "blur_radius": blur}}, why
     affine = {"scale": 0.3, "aspect": 0.3, "rotation": 0.375, "shear": 0.3, "shift": 0.3}
     off: dict[str, Any] = {"grey_prob": 0, "blur_prob": [0, 0], "solarize_prob": [0, 0], "flip_prob": 0}
     change = {"crop_min": 1, "affine": affine, "jitter_prob": 1, "brightness": 0.3, "contrast": 0, **off}

@@ -14,7 +14,8 @@ Four things are known to go wrong. The first two are held back by dual ascent, a
   that, the probabilities that say who is sure are blunted.
 - Labels drift, each change a little further. So the surest half of every cluster keeps the label that it had at the
   start.
-- What is never taught is forgotten. So images that are not sure are taught how likely each cluster is.
+- What is never taught is forgotten. So images that are not sure are taught how likely each cluster is, mixed with the
+  label that they had at the start as SeCu mixes a label with a prediction (losses.py, Eqn. 7).
 """
 
 import torch
@@ -72,23 +73,31 @@ class Teaching(Clustering):
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:
         """Return the loss of the strong views; there is none for the centers."""
-        centers_KD, temperature, settings = self.centers.unit()[0], self.config.temperature, self.settings
+        centers_KD, temperature = self.centers.unit()[0], self.config.temperature
         with torch.no_grad():
             logits_BK = (embeddings_SBD[0] @ centers_KD.T + self.bonus) / temperature
             sureness_B, weak_B = torch.softmax(logits_BK * self.log_sharpness.exp(), -1).max(-1)
-            sure_B = sureness_B > settings.confidence
-            first_B = self.kept[index_B] | (self.epoch <= settings.warmup_epochs)
-            labels_B = torch.where(first_B, self.first_labels[index_B], weak_B)
-            taught_B = first_B | sure_B | (self.bonus[weak_B] > temperature)
-            others_BK = torch.softmax(logits_BK, -1) if settings.unsure == "chances" else torch.zeros_like(logits_BK)
-            targets_BK = torch.where(taught_B[:, None], F.one_hot(labels_B, logits_BK.shape[1]), others_BK)
+            sure_B = sureness_B > self.settings.confidence
+            targets_BK = self._targets(logits_BK, weak_B, sure_B, index_B)
             self.labels[index_B] = weak_B.unsqueeze(-1)
-            self.taught.add_(taught_B.sum())
             self.sure.add_(sure_B.sum())
         strong_BK = embeddings_SBD[1] @ centers_KD.T / temperature
         self._hold_back(weak_B, sure_B, agree_B=strong_BK.detach().argmax(-1) == weak_B)
         loss = balanced_cross_entropy(strong_BK, targets_BK)
         return Losses(loss, torch.zeros_like(loss))
+
+    def _targets(self, logits_BK: Tensor, weak_B: Tensor, sure_B: Tensor, index_B: Tensor) -> Tensor:
+        """Return what each image is taught: its first label, the one it is sure of, or else a mixture, or nothing."""
+        settings, clusters = self.settings, logits_BK.shape[1]
+        first_BK = F.one_hot(self.first_labels[index_B], clusters).to(logits_BK.dtype)
+        keeps_B = self.kept[index_B] | (self.epoch <= settings.warmup_epochs)
+        taught_B = keeps_B | sure_B | (self.bonus[weak_B] > self.config.temperature)
+        self.taught.add_(taught_B.sum())
+        label_BK = torch.where(keeps_B[:, None], first_BK, F.one_hot(weak_B, clusters))
+        if settings.unsure == "nothing":
+            return label_BK * taught_B[:, None]
+        mixed_BK = torch.lerp(torch.softmax(logits_BK, -1), first_BK, self.config.hard_label_weight)
+        return torch.where(taught_B[:, None], label_BK, mixed_BK)
 
     def _hold_back(self, weak_B: Tensor, sure_B: Tensor, agree_B: Tensor) -> None:
         """Answer to what the batch says of the size of clusters and of the share of sure images."""
