@@ -142,14 +142,15 @@ def run(config: Config, images: int, steps: int, workers: int, device: torch.dev
 
 
 def engine_seconds(config: Config, images: int, device: torch.device) -> float:
-    """Return the seconds of an epoch of the same training as the package does it."""
+    """Return the seconds of an epoch of the same training as the package does it.
+
+    The first epoch compiles and captures; each ends when its losses are read from the device.
+    """
     kind = choose_engine(config.engine, device)
     pixels = torch.from_numpy(Views(config, images).pixels).permute(0, 3, 1, 2).contiguous()
     engine = Engine([make_step(config, Images(pixels), device, kind)], kind)
     ends = []
-    for number in range(
-        3
-    ):  # compiled and captured in the first; an epoch ends when its losses are read from the device
+    for number in range(3):
         engine.epoch(number)
         ends.append(time.perf_counter())
     return (ends[-1] - ends[0]) / 2

@@ -113,6 +113,12 @@ def test_small_images_are_blurred_less(side, device, radius):
     assert ("smaller than 32" in reason(found, "augment")) == (radius < 2)
 
 
+def test_on_a_gpu_as_many_steps_as_the_paper_takes():
+    assert plan(50_000, 32, 3, "cuda").config.optim.epochs == 400  # CIFAR-10's
+    assert plan(200_000, 32, 3, "cuda").config.optim.epochs == 100
+    assert plan(5_000, 32, 3, "cuda").config.optim.epochs == 400
+
+
 @pytest.mark.parametrize("balance", [0, 0.35, 1])
 def test_balance_is_the_smallest_share(balance):
     found = plan(balance=balance)

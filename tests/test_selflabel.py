@@ -23,6 +23,7 @@ from secu.run import Run
 from secu.second_stage import second_config
 from secu.selflabel import State, self_label, worries
 from secu.settings import load_config
+from secu.teaching import surest
 from secu.train import train
 from secu.training import Listener
 
@@ -185,10 +186,16 @@ def test_the_outcome_agrees_with_the_tables(second, source, digits):
     assert [int(row["label"]) for row in rows] == digits.targets.tolist()
 
 
-def test_it_learns_at_the_temperature_of_the_run_before(second, source):
+def test_the_surest_half_of_every_cluster_keeps_its_label(second, source, digits):
+    """Sure at the temperature of the run before."""
     run, model, _ = second
     assert run.config().loss.temperature == source.config().loss.temperature
-    assert float(model.clustering.log_sharpness) <= 0
+    found = clusters_of(source, digits)
+    kept = model.clustering.kept
+    assert torch.equal(kept, surest(found.cluster, found.confidence, 0.5))
+    for cluster in range(4):
+        inside = found.cluster == cluster
+        assert int(kept[inside].sum()) == math.ceil(int(inside.sum()) / 2)
 
 
 def test_in_the_end_it_is_as_sure_as_views_agree(second, source, digits):

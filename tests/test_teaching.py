@@ -196,7 +196,7 @@ def test_without_labels_to_start_from_there_is_nothing_to_teach():
 
 def test_a_checkpoint_holds_what_a_step_needs():
     config, one = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5)
-    one.begin(torch.arange(IMAGES) % CLUSTERS, torch.rand(IMAGES))
+    one.begin(torch.arange(IMAGES) % CLUSTERS, torch.linspace(0, 1, IMAGES))
     for epoch in range(2):
         one.start_epoch()
         for index in torch.arange(IMAGES).split(BATCH):
@@ -215,10 +215,11 @@ def test_a_checkpoint_holds_what_a_step_needs():
         assert torch.equal(value, other.state_dict()[name]), name
 
 
-def test_a_compiled_step_equals_the_plain_one():
+@pytest.mark.parametrize("unsure", ["chances", "nothing"])
+def test_a_compiled_step_equals_the_plain_one(unsure):
     """Warm-up and two epochs after it, from the same state with the same embeddings."""
-    _, plain = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5, unsure="nothing")
-    plain.begin(torch.arange(IMAGES) % CLUSTERS, torch.rand(IMAGES))
+    _, plain = make(warmup_epochs=1, confidence=0.5, dual_lr=0.5, unsure=unsure)
+    plain.begin(torch.arange(IMAGES) % CLUSTERS, torch.linspace(0, 1, IMAGES))
     compiled = copy.deepcopy(plain)
     step = torch.compile(compiled.step, fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
     shares = []

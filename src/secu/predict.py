@@ -65,8 +65,8 @@ class Stream:
     def write(self, writer: Writer) -> None:
         """Write the table; meanwhile the device works on the next batches, and a thread reads those after them."""
         waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
-        with torch.inference_mode(), closing(self._batches()) as batches, closing(ahead(batches)) as ready:
-            for numbers, pixels in ready:
+        with torch.inference_mode(), closing(ahead(self._batches())) as batches:
+            for numbers, pixels in batches:
                 waiting.append((numbers, *self._answer(pixels)))
                 if len(waiting) > IN_FLIGHT:
                     self._write_one(writer, *waiting.popleft())
@@ -110,11 +110,15 @@ class Stream:
 
 def ahead(batches: Generator[Batch]) -> Generator[Batch]:
     """Make the next batch in a thread while the current one is used."""
-    with ThreadPoolExecutor(1) as thread:
+    thread = ThreadPoolExecutor(1)
+    try:
         pending = thread.submit(next, batches, None)
         while (batch := pending.result()) is not None:
             pending = thread.submit(next, batches, None)
             yield batch
+    finally:
+        thread.shutdown()  # a second Ctrl-C ends this wait, and leaves the batch in the making to itself
+        batches.close()
 
 
 def read_limits(run: Run) -> Tensor:

@@ -11,7 +11,7 @@
     skipped.csv         own images that could not be read
     exemplars.png       the images closest to each center
     report.html         everything to look at
-    selflabel.json      what self-labeling changed; best.safetensors is the model of its best epoch, if asked for
+    selflabel.json      what self-labeling changed; best.safetensors is the model of the epoch it ends with
 
 Every file is written beside its place and then renamed, so that an interruption leaves the old one or the new one.
 """

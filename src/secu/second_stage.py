@@ -44,7 +44,7 @@ def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
         "selflabel": {},
-        "loss": {"temperature": first.loss.temperature},
+        "loss": {"temperature": first.loss.temperature, "hard_label_weight": first.loss.hard_label_weight},
     }
     settings["optim"] = {
         "name": "sgd",

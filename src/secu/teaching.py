@@ -8,8 +8,8 @@ Four things are known to go wrong. The first two are held back by dual ascent, a
 (constraints.py):
 
 - A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
-  bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught, sure
-  or not: the model must learn to do without it.
+  bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught a
+  label, sure or not: the model must learn to do without it.
 - Everything becomes sure, right or wrong. No more images may be sure than have the same label in both views: beyond
   that, the probabilities that say who is sure are blunted.
 - Labels drift, each change a little further. So the surest half of every cluster keeps the label that it had at the
@@ -120,7 +120,7 @@ class Teaching(Clustering):
 
 def surest(labels_N: Tensor, sureness_N: Tensor, share: float) -> Tensor:
     """Say which images are among the surest of their cluster, this share of each, rounded up."""
-    order_N = sureness_N.argsort(descending=True)
+    order_N = sureness_N.argsort(descending=True, stable=True)
     order_N = order_N[labels_N[order_N].argsort(stable=True)]  # cluster by cluster, each from the surest on
     sizes_K = labels_N.bincount()
     rank_N = torch.arange(len(labels_N), device=labels_N.device) - (sizes_K.cumsum(0) - sizes_K)[labels_N[order_N]]
