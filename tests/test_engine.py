@@ -17,7 +17,7 @@ from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
 from secu.settings import load_config
-from secu.steps import ClusterStep, TeachStep, batch_sizes, compile_part
+from secu.steps import ClusterStep, batch_sizes, compile_part, step_of
 from secu.teaching import Teaching
 
 
@@ -93,8 +93,7 @@ def make_step(
     place = torch.device(device)
     model = build(config, len(blobs), blobs.shape, place)
     parts = (model.augmentation, model.encoder, model.clustering)
-    kind = TeachStep if config.selflabel else ClusterStep
-    return model, kind(config, blobs, *parts, place, compiled=engine != "eager")
+    return model, step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
 
 
 def train_for(model: Trained, step: ClusterStep, engine: str, epochs: range):
@@ -151,15 +150,16 @@ def test_a_falling_dual_step_reaches_the_step_epoch_by_epoch(blobs, engine):
     assert torch.equal(constraint.lower_dual, duals)
 
 
+@pytest.mark.parametrize("decay", [0, 0.9])
 @pytest.mark.parametrize(("engine", "device", "on_host"), ENGINES)
-def test_engine_teaches_as_the_eager_step_does(blobs, engine, device, on_host, monkeypatch):
-    """Self-labeling: loss, labels, who is sure, and both networks after 51 steps of weak and strong views."""
+def test_engine_teaches_as_the_eager_step_does(blobs, engine, device, on_host, decay, monkeypatch):
+    """Self-labeling: loss, labels, who is sure, and all networks after 51 steps of weak and strong views."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     first, step = make_step(blobs, "eager", device, "size")
     _, _, labels = train_for(first, step, "eager", range(6))
     results = []
     for kind in ("eager", engine):
-        second = ["selflabel.warmup_epochs=0", "selflabel.operations=2", "selflabel.decay=0.9"]
+        second = ["selflabel.warmup_epochs=0", "selflabel.operations=2", f"selflabel.decay={decay}"]
         model, step = make_step(blobs, kind, device, "none", more=["heads=[4]", "optim.lr=0.005", *second])
         model.encoder.load_state_dict(first.encoder.state_dict())
         model.clustering.centers.load_state_dict({"weight": first.clustering.centers.weight[:1, :4]})
@@ -171,6 +171,7 @@ def test_engine_teaches_as_the_eager_step_does(blobs, engine, device, on_host, m
         assert 0.2 < model.clustering.record()["sure"] < 1
         weights = [[weight.cpu() for weight in net.state_dict().values()] for net in (model.encoder, step.encoder)]
         results.append(([*losses, float(model.clustering.log_sharpness)], found, weights))
+        assert (step.encoder is model.encoder) == (decay == 0)
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-3, abs=1e-3)
     assert (results[1][1] == results[0][1]).float().mean() > 0.995
     for mine, theirs in zip(results[1][2], results[0][2], strict=True):

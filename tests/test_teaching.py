@@ -18,7 +18,7 @@ from secu.engine import Engine
 from secu.errors import UserError
 from secu.evaluate import embed
 from secu.settings import load_config
-from secu.steps import TeachStep
+from secu.steps import TeachStep, step_of
 from secu.teaching import Teaching, surest
 from test_clustering import BATCH, DIM, IMAGES, dot, draw_embeddings, normalise, softmax
 
@@ -324,21 +324,20 @@ def shades(images: int) -> tuple[Images, Tensor]:
 def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
     """Where one shade ends and the other begins is for the model to say, and it moves on until one is gone.
 
-    How far it moves is chaotic: the last digits of a learning rate change it. Of 5 seeds at 0.0199, 0.02 and 0.0201
-    each, without a moving average, 3 of 15 trainings lose a cluster without the guard. With it all labels stay, though
-    in one of the 15 the model itself, to which the bonus is unknown, forgets a cluster. With a decay of 0.9 none is
-    lost either way. Hence three of the seeds, of which two lose a cluster.
+    How far it moves is chaotic. Of 5 seeds at learning rates of 0.01, 0.03, 0.05, 0.08, 0.1 and 0.15 each, 12 of 30
+    trainings lose a cluster without the guard. With it all labels stay, though in one of the 30 the model itself, to
+    which the bonus is unknown, forgets a cluster. Hence three of the seeds at 0.1, of which two lose a cluster.
     """
     images, first = shades(240)
     schedule = ["optim.batch_size=16", "optim.epochs=24", "optim.initial_epochs=0", "optim.warmup_epochs=0"]
-    fixed = ["centers.lr=0", "constraint.kind=none", "optim.lr=0.0199", "loss.temperature=0.1", "encoder.dim=16"]
+    fixed = ["centers.lr=0", "constraint.kind=none", "optim.lr=0.1", "loss.temperature=0.1", "encoder.dim=16"]
     teaching = ["warmup_epochs=5", "operations=0", "cutout=0.3", "decay=0", "unsure=nothing", "kept=0"]
     smallest = {}
     for seed, guard in itertools.product((1, 2, 3), (0, 0.5)):
         settings = [f"selflabel.{setting}" for setting in (*teaching, f"smallest={guard}")]
         config = load_config("digits", ["heads=[4]", f"seed={seed}", *schedule, *fixed, *settings])
         model = build(config, len(images), images.shape, CPU)
-        step = TeachStep(config, images, model.augmentation, model.encoder, model.clustering, CPU)
+        step = step_of(config)(config, images, model.augmentation, model.encoder, model.clustering, CPU)
         model.clustering.begin(first, torch.ones(len(first)))
         for number in range(24):
             Engine([step], "eager").epoch(number)

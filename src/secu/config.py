@@ -172,9 +172,9 @@ class SelfLabelConfig(Model):
 
     warmup_epochs: int = Field(10, ge=0)  # all images learn the label that the run before gave them
     confidence: float = Field(0.9, gt=0, lt=1)  # over which an image's own label is taught
-    decay: float = Field(0.998, ge=0, lt=1)  # of the teacher's weights, a moving average of the student's, at each step
-    unsure: Literal["chances", "nothing"] = "chances"  # what the others are taught: mostly how likely each cluster is
-    kept: float = Field(0.5, ge=0, le=1)  # of every cluster: its surest images keep the label they had at the start
+    decay: float = Field(0.0, ge=0, lt=1)  # of a teacher that is the moving average of what learns; 0: they are one
+    unsure: Literal["nothing", "chances"] = "nothing"  # what the others are taught; chances: how likely each cluster is
+    kept: float = Field(0.0, ge=0, le=1)  # of every cluster: its surest images keep the label they had at the start
     smallest: float = Field(0.5, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
     dual_lr: float = Field(0.1, gt=0)  # how fast it is held up, and probabilities are blunted when too many are sure
     keep_best: bool = True  # end with the last epoch whose label-free score is near the best, not with the last of all

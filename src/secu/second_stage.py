@@ -13,6 +13,8 @@ from secu.settings import merge, resolve
 STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
 LEARNING_RATE = 0.1  # at the largest batch; falls in proportion
+# For few images: labels and the model that gives them hold still, and what is unsure is not forgotten.
+CAREFUL = {"decay": 0.998, "unsure": "chances", "kept": 0.5}
 MANY = 1_000_000  # images, from which on the paper trains for 11 epochs instead of 100
 
 
@@ -31,7 +33,8 @@ def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any])
 def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config:
     """Return the config of the second stage: the first run's images, encoder and first head; the paper's schedule.
 
-    Few images get a smaller batch, so that an epoch has as many steps as the paper's; the learning rate follows it.
+    Few images get a smaller batch, so that an epoch has as many steps as the paper's, and the learning rate follows
+    it; and they are taught with more care.
     """
     first = source.config()
     wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
@@ -43,7 +46,7 @@ def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config
         "heads": [first.heads[0]],
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
-        "selflabel": {},
+        "selflabel": {} if wanted >= LARGEST_BATCH else CAREFUL,
         "loss": {"temperature": first.loss.temperature, "hard_label_weight": first.loss.hard_label_weight},
     }
     settings["optim"] = {

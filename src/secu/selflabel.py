@@ -3,7 +3,7 @@
 The label-free score of an epoch is the mutual information between the labels of images and of their random views: those
 that the first run trained on, and strong ones, half each. The first alone would call every change a loss, the second
 would welcome any label that survives strong changes. At the end the model's mean confidence is set to the agreement of
-the first kind. What changed is in selflabel.json, in numbers.
+the kind that agrees more, as a view may also be hard to tell by itself. What changed is in selflabel.json, in numbers.
 """
 
 import json
@@ -40,7 +40,7 @@ class State:
     """What can be said of a model with these images, most of it without true labels."""
 
     information: float  # the label-free score: what the label of a random view tells of its image's, 0 to 1
-    agreement: float  # share of random views that have the label of their image
+    agreement: float  # share of random views that have the label of their image, for the kind where it is larger
     confidence: float  # mean over all images
     confident: float  # share of images surer than selflabel.confidence
     sizes: tuple[int, ...]
@@ -135,7 +135,8 @@ class Lesson:
         parts = (model.clustering.head(), self.images, index_N)
         usual = consistency(model.encoder, self.views, *parts)
         unusual = consistency(model.encoder, strong, *parts, views=(1,))
-        return Consistency(usual.agreement, (usual.information + unusual.information) / 2)
+        agreement = max(usual.agreement, unusual.agreement)
+        return Consistency(agreement, (usual.information + unusual.information) / 2)
 
 
 def first_lesson(source: Run, images: ImageSource, device: torch.device) -> Lesson:

@@ -117,7 +117,11 @@ class Step:
 
 
 class ClusterStep(Step):
-    """SeCu's step: two views, embeddings, labels for all heads, both losses."""
+    """SeCu's step: two views, embeddings, labels for all heads, both losses.
+
+    With a weak and a strong view and a clustering that teaches (teaching.py) it is the step of self-labeling as the
+    paper has it: one encoder labels the weak views and learns from the strong ones, which share a batch's statistics.
+    """
 
     def __init__(
         self,
@@ -167,7 +171,7 @@ class ClusterStep(Step):
 
 
 class TeachStep(ClusterStep):
-    """Self-labeling's step: the encoder labels weak views, a second one learns the labels from strong views.
+    """Self-labeling's step with two encoders: one labels weak views, the other learns the labels from strong views.
 
     The first one, the teacher, is the model that the run ends with, and labels images as it will do then. Its weights
     and the statistics of its batch-norms follow those of the second, the student, as a moving average: labels hold
@@ -220,6 +224,11 @@ class TeachStep(ClusterStep):
         super().load_state_dict(state)
         student = {name: value for name, value in state.items() if name.startswith("student.")}
         self.encoder.load_state_dict({name.removeprefix("student."): value for name, value in student.items()})
+
+
+def step_of(config: Config) -> type[ClusterStep]:
+    """Return the kind of step that a config asks for."""
+    return TeachStep if config.selflabel and config.selflabel.decay else ClusterStep
 
 
 def values_of(encoder: Encoder) -> list[Tensor]:

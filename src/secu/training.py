@@ -17,7 +17,7 @@ from secu.errors import UserError
 from secu.evaluate import embed, predict, score_clusters
 from secu.feed import ResidentFeed
 from secu.run import Run, void, write_json
-from secu.steps import ClusterStep, TeachStep
+from secu.steps import step_of
 
 BEST = "best.safetensors"  # the model of self-labeling's last good epoch so far
 AS_GOOD = 0.05  # of the label-free score: an epoch that is no further under the best one is taken for as good
@@ -74,7 +74,7 @@ class Training:
         self.run, self.listener, self.after_epoch = job.run, job.listener, job.after_epoch
         self.engine, self.device = engine, device
         self.model = model = build(job.config, len(images), images.shape, device)
-        self.step = (ClusterStep if job.config.selflabel is None else TeachStep)(
+        self.step = step_of(job.config)(
             *(job.config, images, model.augmentation, model.encoder, model.clustering, device),
             compiled=engine != "eager",
             feed=feed,
