@@ -204,7 +204,8 @@ def partly_labelled(images: int, clusters: int, seed: int, known: float) -> list
 
 def filled(memory: list[int], clusters: int, alpha: float) -> EntropyConstraint:
     constraint = EntropyConstraint(torch.tensor([clusters]), len(memory), alpha)
-    constraint.update(torch.tensor(memory)[:, None], no_labels(len(memory), 1))
+    known = torch.tensor([label for label in memory if label != NO_LABEL], dtype=torch.int64)
+    constraint.update(known[:, None], no_labels(len(known), 1))
     return constraint
 
 

@@ -33,12 +33,6 @@ class Constraint(nn.Module):
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Learn from a batch's labels, once a batch and after all its images were assigned."""
 
-    def _counts(self, labels_BH: Tensor, clusters: int) -> Tensor:
-        """Count a batch's labels for each head and cluster (H, K); NO_LABEL counts nowhere."""
-        counts_HK = torch.zeros(labels_BH.shape[1], clusters, device=labels_BH.device)
-        known = (labels_BH != NO_LABEL).to(counts_HK.dtype)
-        return counts_HK.scatter_add_(1, labels_BH.clamp(min=0).T, known.T)
-
 
 class SizeConstraint(Constraint):
     """Eqn. 8 and appendix B: γN/K ≤ size ≤ γ'N/K, through one dual variable a cluster and bound.
@@ -75,7 +69,8 @@ class SizeConstraint(Constraint):
 
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Take one step of dual ascent with the shares of this batch."""
-        share_HK = self._counts(labels_BH, self.lower_dual.shape[1]) / labels_BH.shape[0]
+        ones_BH = torch.ones_like(labels_BH, dtype=self.lower_dual.dtype)
+        share_HK = torch.zeros_like(self.lower_dual).scatter_add_(1, labels_BH.T, ones_BH.T) / len(labels_BH)
         self.lower_dual.add_(self.rate * (self.lower * self.even_share - share_HK))
         if self.lower < 1:
             self.lower_dual.clamp_(min=0)
@@ -117,8 +112,9 @@ class EntropyConstraint(Constraint):
 
     def update(self, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Move the batch's images from their old to their new clusters."""
-        clusters = self.counts.shape[1]
-        self.counts.add_(self._counts(labels_BH, clusters) - self._counts(previous_BH, clusters))
+        known_BH = (previous_BH != NO_LABEL).to(self.counts.dtype)
+        moves = torch.cat([torch.ones_like(known_BH), -known_BH])
+        self.counts.scatter_add_(1, torch.cat([labels_BH, previous_BH.clamp(min=0)]).T, moves.T)
         self.gain.copy_(self._gain(self.counts))
 
     def _gain(self, counts_HK: Tensor) -> Tensor:
