@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from secu.checkpoint import Trained, build, save, start_from
+from secu.checkpoint import Trained, build, start_from
 from secu.config import Config
 from secu.data import ImageSource
 from secu.engine import Engine, choose_engine, load_compiler
@@ -139,5 +139,5 @@ def train_together(
 def save_all(trainings: Sequence[Training]) -> float:
     """Write a checkpoint of each, and return the time."""
     for training in trainings:
-        save(training.run, training.model, training.step)
+        training.save()
     return time.monotonic()

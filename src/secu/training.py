@@ -1,16 +1,18 @@
 """Step 10 of the tour: one run in the making, from its model to what is written down of each epoch."""
 
+import copy
 import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 import secu
-from secu.checkpoint import Trained, build, load_weights, restore, start_from
+from secu.checkpoint import Trained, build, load_weights, restore, save, start_from
 from secu.config import Config
 from secu.data import ImageSource
 from secu.errors import UserError
@@ -58,6 +60,13 @@ class Job:
     after_epoch: Callable[[Trained], dict[str, float]] = nothing
 
 
+class Good(NamedTuple):
+    """A copy of a model that may be the one to end with, and what is noted beside it; not on disk yet."""
+
+    parts: dict[str, nn.Module]
+    noted: dict[str, str]
+
+
 class Training:
     """One run in the making: its model, its step, and what is written down after each epoch."""
 
@@ -86,6 +95,8 @@ class Training:
                 start_from(Run.open(Path(job.config.init_from)), model)
             job.prepare(model)
         self.seconds_before = model.seconds
+        self.good: Good | None = None
+        self.best_score = float(self.run.metadata(BEST).get("best", -math.inf))
         self.kept: dict[str, Any] = {}
         self.labels = torch.empty(0)
 
@@ -128,17 +139,29 @@ class Training:
         self.listener.epoch_ended(record)
 
     def keep_if_good(self, record: dict[str, Any]) -> None:
-        """Keep the model of this epoch, unless its label-free score is clearly under the best so far."""
-        best = max(record["information"], float(self.run.metadata(BEST).get("best", -math.inf)))
-        if record["information"] >= best - AS_GOOD:
+        """Keep a copy of the model, unless its label-free score is clearly under the best so far."""
+        self.best_score = max(record["information"], self.best_score)
+        if record["information"] >= self.best_score - AS_GOOD:
             parts = {"encoder": self.model.encoder, "clustering": self.model.clustering}
-            self.run.save_model(BEST, parts, {"epoch": str(record["epoch"]), "best": str(best)})
+            self.good = Good(copy.deepcopy(parts), {"epoch": str(record["epoch"]), "best": str(self.best_score)})
 
     def finish(self, test: ImageSource | None) -> None:
         """Go back to the last epoch that was good by the label-free score, if that is wanted."""
         if self.keeps_best:
+            self.write_good()
             load_weights(self.run, BEST, self.model)
             self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **scores_on(self.model, test)}
+
+    def write_good(self) -> None:
+        """Write the model that is kept, if it is not on disk yet."""
+        if self.good:
+            self.run.save_model(BEST, *self.good)
+            self.good = None
+
+    def save(self) -> None:
+        """Write a checkpoint, and before it what is kept: a run that is resumed needs both."""
+        self.write_good()
+        save(self.run, self.model, self.step)
 
     @property
     def keeps_best(self) -> bool:
