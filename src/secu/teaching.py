@@ -5,17 +5,17 @@ sure that is; what is sure is taught to the strong view. Shapes: S embeddings an
 a batch, N of the data set, K clusters, D dimensions.
 
 Four things are known to go wrong. The first two are held back by dual ascent, as clusters are in SeCu itself
-(constraints.py):
+(constraints.py); the others matter where images are few (second_stage.py), and are settings:
 
 - A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
   bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught a
   label, sure or not: the model must learn to do without it.
 - Everything becomes sure, right or wrong. No more images may be sure than have the same label in both views: beyond
   that, the probabilities that say who is sure are blunted.
-- Labels drift, each change a little further. So the surest half of every cluster keeps the label that it had at the
-  start.
-- What is never taught is forgotten. So images that are not sure are taught how likely each cluster is, mixed with the
-  label that they had at the start as SeCu mixes a label with a prediction (losses.py, Eqn. 7).
+- Labels drift, each change a little further. So a part of every cluster, the surest, may keep the label that it had
+  at the start.
+- What is never taught is forgotten. So images that are not sure may be taught how likely each cluster is, mixed with
+  the label that they had at the start as SeCu mixes a label with a prediction (losses.py, Eqn. 7).
 """
 
 import torch
