@@ -1,12 +1,14 @@
 """SeCu as a scikit-learn estimator: the contract, the same results as the command line, and bad input."""
 
 import csv
+import errno
 import json
 import math
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -432,6 +434,23 @@ def test_save_and_load(fitted, tmp_path, monkeypatch):
         fitted.save(tmp_path / "run")
     fitted.save(tmp_path / "run", force=True)
     assert same(SeCu.load(tmp_path / "run"), fitted)
+
+
+def test_a_full_disk_costs_neither_the_old_run_nor_leaves_half_a_new_one(fitted, tmp_path, monkeypatch):
+    fitted.save(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    write = Path.write_bytes
+
+    def full(path, content):
+        write(path, content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for name in ("run", "other"):
+        with pytest.raises(OSError, match="No space left"):
+            fitted.save(tmp_path / name, force=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_what_cannot_be_loaded(fitted, tmp_path):

@@ -54,6 +54,16 @@ def test_a_finer_clustering_that_collapsed_is_told(crowded, balance, told):
         assert found == ()
 
 
+@pytest.mark.parametrize("kind", ["entropy", "none"])
+def test_a_collapse_is_told_where_no_balance_was_asked_for(kind):
+    unbound = resolve({"heads": [5], "constraint": {"kind": kind}})
+    metrics = [{"changed": 0.0, "crowded": 0.99}]
+    found = warnings_of(metrics, predictions((960, 10, 10, 10, 10)), unbound)
+    assert len(found) == 2
+    assert all(word in " ".join(found) for word in ("99% of all images", "swallowed 96%"))
+    assert warnings_of([{"changed": 0.0}], predictions((50, 20, 10, 10, 10)), unbound) == ()
+
+
 def test_nothing_is_said_of_a_run_without_epochs():
     assert warnings_of([], predictions((5, 5)), config(2)) == ()
 

@@ -346,6 +346,28 @@ def test_what_a_killed_process_left_is_swept(pictures, cache):
     assert new.exists()  # somebody may be writing it
 
 
+def test_a_temporary_file_that_vanishes_meanwhile_is_no_error(pictures, cache, monkeypatch):
+    prepare(open_source(pictures), 8, 3, cache=cache)
+    (file,) = cache.iterdir()
+    glob = type(cache).glob
+
+    def vanishing(folder, pattern):
+        found = list(glob(folder, pattern))
+        return [*found, folder / f".{file.name}.gone"] if pattern.startswith(".") else found
+
+    monkeypatch.setattr(type(cache), "glob", vanishing)
+    fill(pictures, 1, 50)
+    assert len(prepare(open_source(pictures), 8, 3, cache=cache)) == 31
+
+
+def test_the_same_array_understood_in_another_way_is_decoded_anew(tmp_path, cache):
+    np.save(tmp_path / "a.npy", np.full((4, 8, 8), 255, np.uint16))
+    for values, level in ((None, 255), ("int 0..65535", 0), (None, 255)):
+        source = open_source(tmp_path / "a.npy")
+        source.read_as(values)
+        assert firsts(prepare(source, 8, 1, cache=cache)) == [level] * 4
+
+
 def test_memory_does_not_grow_with_the_stream(pictures, monkeypatch):
     """No more images are in flight than the threads can use."""
     source = open_source(pictures)

@@ -281,7 +281,8 @@ def test_keep_best_ends_with_the_last_epoch_near_the_best_score(tmp_path, source
         return real._replace(information=next(scores)) if most == selflabel.GLANCED_AT else real
 
     monkeypatch.setattr(selflabel.Lesson, "look", look)
-    settings = {"optim": {"epochs": 4}, "selflabel": {"warmup_epochs": 4, "keep_best": keep_best}}
+    teaching = {"warmup_epochs": 4, "keep_best": keep_best}
+    settings = {"optim": {"epochs": 4}, "selflabel": teaching, "evaluate_every": 1}
     seen = Snapshots()
     run, model, outcome = self_label(source, tmp_path / "run", settings, device="cpu", listener=seen)
     assert [record["information"] for record in run.metrics()] == told
@@ -291,10 +292,13 @@ def test_keep_best_ends_with_the_last_epoch_near_the_best_score(tmp_path, source
     noted = json.loads((run.path / "run.json").read_text())
     assert noted.get("kept", {}).get("epoch") == (2 if keep_best else None)
     if keep_best:  # the last record is of the last epoch; what is kept has its own scores
-        assert noted["kept"]["acc"] == pytest.approx(run.metrics()[2].get("acc", noted["kept"]["acc"]))
+        assert noted["kept"]["acc"] == pytest.approx(run.metrics()[2]["acc"])
+        assert len({record["acc"] for record in run.metrics()}) > 1
         assert noted["last_epoch"]["epoch"] == 3
     assert torch.equal(model.encoder.state_dict()["projection.0.weight"], written)
     assert (run.path / "best.safetensors").exists() == keep_best
+    self_label(source, run.path, settings, device="cpu", resume=True)
+    assert json.loads((run.path / "run.json").read_text()).get("kept") == noted.get("kept")
     images = images_of(source)
     assert outcome.after.largest == int(clusters_of(run, images).cluster.bincount().max())
 
@@ -388,6 +392,15 @@ def test_batch_and_learning_rate_follow_the_number_of_images(source, images, bat
     assert (taught.decay, taught.unsure, taught.kept) == (careful if batch < 1024 else (0, "nothing", 0))
     if 32 < images / 49 < 1024:
         assert 49 / math.sqrt(2) <= images / batch <= 49 * math.sqrt(2)
+
+
+def test_a_run_is_resumed_from_any_folder(tmp_path, source, quick, monkeypatch):
+    monkeypatch.chdir(source.path.parent)
+    stopped = {"resume": False, "time_limit": 0.0, "device": "cpu"}
+    run, _, outcome = self_label(Run.open(Path(source.path.name)), tmp_path / "run", SHORT, **stopped)
+    assert outcome is None
+    monkeypatch.chdir(tmp_path)
+    assert self_label(source, run.path, SHORT, device="cpu", resume=True)[2] is not None
 
 
 def test_what_is_asked_for_wins(source):

@@ -2,7 +2,7 @@
 
 ResNets for photographs, with a stem for each size of image, and a small network for small images on small
 machines. Every batch-norm normalises each view of a training batch by its own statistics, so that both views
-pass through the network at once.
+pass through the network at once; in self-labeling a batch counts as one view.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ VIEWS = 2  # a training batch holds all first views, then all second views
 
 
 class ViewNorm(nn.Module):
-    """Batch-norm over (N, C, …) whose training statistics are those of one view, never of several together."""
+    """Batch-norm over (N, C, …) whose training statistics are those of one view, of ``views`` in a batch."""
 
     running_mean: Tensor
     running_var: Tensor

@@ -34,7 +34,7 @@ from secu.fit import Request, decode_all, nested
 from secu.fit import fit as run_fit
 from secu.health import warnings_of
 from secu.metrics import accuracy
-from secu.run import Run, flatten, write_json
+from secu.run import Run, aside, flatten, write_json
 from secu.selflabel import self_label as teach_itself
 from secu.settings import merge
 from secu.tables import OURS
@@ -57,7 +57,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         balance: How equal the groups should be, from 0 (any size) to 1 (equally large).
         random_state: Seed of all random numbers; None: another one each time.
         epochs: How often training sees every image; None: by rule.
-        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does: a second, shorter training, whose
+        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does: a second training, whose
             settings are ``{"selflabel.confidence": 0.8}`` and so on.
         device: auto, cuda, mps or cpu.
         settings: Any other setting, such as ``{"optim.lr": 0.1}``.
@@ -151,9 +151,14 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write a run folder for ``SeCu.load``, ``secu predict`` and ``secu export``; ``force`` replaces an old run."""
         check_is_fitted(self)
-        run = Run.create(Path(path), self.config_, force=force)
-        for name, content in self._files.items():
-            (run.path / name).write_bytes(content)
+        path = Path(path)
+        Run.check_free(path, force=force)
+        with aside(path) as folder:  # an old run stays until the new one is whole
+            for name, content in self._files.items():
+                (folder / name).write_bytes(content)
+            run = Run.create(path, self.config_, force=force)
+            for name in self._files:
+                (folder / name).replace(run.path / name)
 
     @classmethod
     def load(cls, path: PathLike, *, device: str = "auto") -> Self:

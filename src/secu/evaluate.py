@@ -4,7 +4,7 @@ True labels (``targets``) are read here and by what is shown at the end; no loss
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,12 +17,12 @@ from secu.data import ImageSource
 from secu.metrics import Scores, calibration_error, matched, score
 from secu.model import Encoder
 
-BATCH = 512
+BATCH, BATCH_PIXELS = 512, 2**19  # images evaluated at once: 512 up to 32 pixels, 56 of 96, 10 of 224
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a head says of N images: the two best clusters, their probabilities (softmax at λ_x), the best's cosine."""
+    """What a head says of N images: the two best clusters, how likely they are, and the best's cosine."""
 
     cluster: Tensor
     confidence: Tensor
@@ -31,9 +31,16 @@ class Predictions:
     cosine: Tensor
 
     def to_host(self) -> "Predictions":
-        """Return the same in the host's memory; on CUDA the copies are only begun."""
+        """Return the same in the host's memory; on CUDA the copies are only begun (elsewhere nobody would wait)."""
         columns = (self.cluster, self.confidence, self.second, self.second_confidence, self.cosine)
-        return Predictions(*(column.to("cpu", non_blocking=True) for column in columns))
+        return Predictions(*(column.to("cpu", non_blocking=column.is_cuda) for column in columns))
+
+
+def batches_of(index_N: Tensor, source: ImageSource) -> tuple[Tensor, ...]:
+    """Return parts of an index, as many images each as may be held at once."""
+    _, height, width = source.shape
+    parts: tuple[Tensor, ...] = index_N.split(max(1, min(BATCH, BATCH_PIXELS // (height * width))))
+    return parts
 
 
 def embed(encoder: Encoder, augmentation: Augmentation, source: ImageSource) -> Tensor:
@@ -42,7 +49,7 @@ def embed(encoder: Encoder, augmentation: Augmentation, source: ImageSource) -> 
     with torch.inference_mode(), evaluation_mode(encoder):
         batches = [
             encoder.embed(augmentation.normalize(source.fetch(index_B).to(device)))
-            for index_B in torch.arange(len(source)).split(BATCH)
+            for index_B in batches_of(torch.arange(len(source)), source)
         ]
     return torch.cat(batches)
 
@@ -87,7 +94,7 @@ def consistency(
     generator = torch.Generator(device).manual_seed(0)
     counts = torch.zeros(clusters**2, dtype=torch.int64)
     with torch.inference_mode(), evaluation_mode(encoder):
-        for index_B in index_N.split(BATCH):
+        for index_B in batches_of(index_N, source):
             pixels = source.fetch(index_B).to(device)
             changed = augmentation.apply(pixels, augmentation.draw(len(index_B), generator))
             both = torch.cat([augmentation.normalize(pixels), *(changed[view] for view in views)])
@@ -109,16 +116,13 @@ def mutual_information(table_KK: Tensor) -> float:
     return float(information) / math.log(len(table_KK))
 
 
-def find_temperature(cosines_NK: Tensor, wanted: float, measure: Callable[[Tensor], Tensor] = torch.mean) -> float:
-    """Return the temperature, from 0.003 to 1, at which a measure of all confidences, such as their mean, is as wanted.
-
-    The measure must fall as the temperature rises; it is found by halving.
-    """
+def find_temperature(cosines_NK: Tensor, wanted: float) -> float:
+    """Return the temperature, from 0.003 to 1, at which the mean confidence is as wanted; it is found by halving."""
     low, high = math.log(0.003), 0.0
     for _ in range(40):
         middle = (low + high) / 2
         confidence_N = torch.softmax(cosines_NK / math.exp(middle), -1).amax(-1)
-        low, high = (middle, high) if measure(confidence_N) > wanted else (low, middle)
+        low, high = (middle, high) if confidence_N.mean() > wanted else (low, middle)
     return math.exp((low + high) / 2)
 
 

@@ -164,9 +164,13 @@ def decode_all(source: Source, size: int, channels: int, progress: Progress | No
 def with_statistics(config: Config, images: OwnImages) -> Config:
     """Return the config with mean and deviation of these images' pixels, a channel each, unless they were asked for."""
     step = -(-len(images) // STATISTICS)
-    pixels = images.pixels[::step].float() / 255
-    mean = [round(value, 4) for value in pixels.mean((0, 2, 3)).tolist()]
-    std = [round(max(value, 0.01), 4) for value in pixels.std((0, 2, 3)).tolist()]
+    moments = torch.zeros(2, images.shape[0], dtype=torch.float64)
+    for part in images.pixels[::step].split(BATCH):  # large pictures would not fit as floats all at once
+        values = part.double() / 255
+        moments += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
+    first, second = moments / (images.pixels[::step, 0].numel())
+    mean = [round(value, 4) for value in first.tolist()]
+    std = [round(max(value, 0.01), 4) for value in (second - first.square()).clamp(min=0).sqrt().tolist()]
     asked = config.data.model_dump(include=config.data.model_fields_set & {"mean", "std"})
     return resolve(merge(config.model_dump(), {"data": {"mean": mean, "std": std, **asked}}))
 

@@ -27,7 +27,8 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
             "train longer (optim.epochs), or with a smaller batch (optim.batch_size)"
         )
     last = metrics[-1] if metrics else {"changed": 0.0}
-    if last.get("crowded", 0) > max(CROWDED, 1 - _balance(config)):
+    balance = _balance(config)
+    if last.get("crowded", 0) > (CROWDED if balance is None else max(CROWDED, 1 - balance)):
         found.append(
             f"a finer clustering, which should help, has put {last['crowded']:.0%} of all images into one cluster: "
             "train longer (optim.epochs), raise balance, or ask for one alone (heads=[number of clusters])"
@@ -40,8 +41,9 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
     return tuple(found)
 
 
-def _balance(config: Config) -> float:
-    return config.constraint.lower if config.constraint.kind == "size" else 0.0
+def _balance(config: Config) -> float | None:
+    """Return how equal clusters were asked to be; None where that cannot be asked for."""
+    return config.constraint.lower if config.constraint.kind == "size" else None
 
 
 def _sizes(sizes: list[int], config: Config) -> list[str]:
@@ -54,7 +56,8 @@ def _sizes(sizes: list[int], config: Config) -> list[str]:
             f"{len(empty)} of {clusters} clusters are empty ({', '.join(empty[:10])}): "
             f"ask for fewer clusters, or {more_equal}"
         )
-    allowed = 1 - balance * (clusters - 1) / clusters  # of all images, while the others have what they were promised
+    # Of all images, while the others have what they were promised.
+    allowed = 0.0 if balance is None else 1 - balance * (clusters - 1) / clusters
     usual = OF_TWO if clusters == 2 else min(0.5, SWALLOWING / clusters)
     largest = max(sizes)
     if max(usual, allowed) * sum(sizes) < largest < sum(sizes):
@@ -62,7 +65,7 @@ def _sizes(sizes: list[int], config: Config) -> list[str]:
             f"cluster {sizes.index(largest)} has swallowed {largest / sum(sizes):.0%} of all images: "
             f"{more_equal} if your groups should be more equal"
         )
-    elif starved := [str(number) for number, size in enumerate(sizes) if 0 < size < STARVED * balance * share]:
+    elif starved := [str(number) for number, size in enumerate(sizes) if 0 < size < STARVED * (balance or 0) * share]:
         found.append(
             f"{len(starved)} of {clusters} clusters have hardly any images ({', '.join(starved[:10])}): "
             "ask for fewer clusters, or lower balance if your groups are of very different size"

@@ -66,6 +66,8 @@ def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, 
             f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance); what "
             "holds it up moves ever less, so that images come to rest"
         )
+    else:
+        reasons.append("balance: not read, as constraint.kind is not size")
     for rule in rules:
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
@@ -138,9 +140,11 @@ def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     kind, rate = _asked(settings, "centers", "kind"), _asked(settings, "centers", "lr")
     why = "as you asked" if kind else "as in the paper"
-    if not kind and (_asked(settings, "constraint", "lower") or 0) < SETTLES_FROM:
+    lower = _asked(settings, "constraint", "lower")
+    if not kind and (lower or 0) < SETTLES_FROM:
         kind = "closed_form"
-        why = "summed anew every epoch, so that no group swallows the others, which balance allows"
+        allows = "no lower bound forbids" if lower is None else "balance allows"
+        why = f"summed anew every epoch, so that no group swallows the others, which {allows}"
     if kind in ("closed_form", "kmeans"):
         return {"centers": {"kind": kind}}, f"centers.kind={kind}: {why}"
     rate = CENTERS_RATE * settings["optim"]["lr"] if rate is None else rate

@@ -77,7 +77,7 @@ class Stream:
 
     def _answer(self, pixels: Tensor) -> tuple[Predictions, torch.cuda.Event | None]:
         """Ask the model; on CUDA the answer is only on its way, and the event says when it is there."""
-        cosines_BK = self.predictor(pixels.to(self.device, non_blocking=True))
+        cosines_BK = self.predictor(pixels.to(self.device, non_blocking=pixels.is_pinned()))
         found = best_two(cosines_BK, self.config.loss.prediction_temperature).to_host()
         if self.device.type != "cuda":
             return found, None

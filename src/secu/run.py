@@ -5,7 +5,7 @@
     images.json         own images: the id of each that it is trained on, with a checksum of its pixels
     metrics.jsonl       a line an epoch
     model.safetensors   encoder and centers
-    state.pt            what else is needed to resume: label memory, constraint, momentum, epoch
+    state.pt            all that is needed to resume: the model, label memory, constraint, momentum, epoch
     assignments.csv     the cluster of every training image; assignments.parquet is the same
     clusters.csv        size and cohesion of every cluster, and under which cosine an image is an outlier
     skipped.csv         own images that could not be read
@@ -20,7 +20,8 @@ import csv
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,18 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """Lend an empty folder beside a path: what is written there can be moved to its place once it is whole."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise UserError(f"out: cannot create {path}: {error.strerror}") from None
+    with folder as name:
+        yield Path(name)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -42,7 +42,7 @@ def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config
         "description": f"self-labeling of {source.path.name}",
         "paper": first.paper_selflabel and first.paper_selflabel.model_dump(),
         "paper_selflabel": None,
-        "init_from": str(source.path),
+        "init_from": str(source.path.resolve()),
         "heads": [first.heads[0]],
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},

@@ -106,7 +106,7 @@ def self_label(
         raise
     if not model.finished:
         return run, model, None
-    outcome = finish(run, model, lesson, test or images)
+    outcome = finish(run, model, lesson, None if test is images else test)
     write_results(run, model, images, pictures=report, tell=listener.busy)
     return run, model, outcome
 
@@ -176,16 +176,16 @@ def known_images(source: Run, images: ImageSource) -> Known:
     return {name: known[name] for name in images.ids} if isinstance(images, OwnImages) and known else {}
 
 
-def finish(run: Run, model: Trained, lesson: Lesson, scored: ImageSource) -> Outcome:
+def finish(run: Run, model: Trained, lesson: Lesson, scored: ImageSource | None) -> Outcome:
     """Calibrate the new model's confidence, and write down what changed."""
     assert model.config.selflabel is not None
     limit, strong = model.config.selflabel.confidence, model.augmentation
     seen_before, seen = (lesson.look(one, strong, LOOKED_AT) for one in (lesson.first, model))
-    before, labels_N = state(lesson.first, seen_before, lesson.cosines_NK, scored, limit)
+    before, labels_N = state(lesson.first, seen_before, lesson.images, lesson.cosines_NK, scored, limit)
     cosines_NK = embed(model.encoder, strong, lesson.images) @ model.clustering.head().T
     temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
     model.config = run.amend({"loss": {"confidence_temperature": temperature}})
-    after, new_labels_N = state(model, seen, cosines_NK, scored, limit)
+    after, new_labels_N = state(model, seen, lesson.images, cosines_NK, scored, limit)
     moved = float((new_labels_N != labels_N).float().mean())
     outcome = Outcome(before, after, moved, tuple(worries(before, after)))
     write_json(run.path / "selflabel.json", asdict(outcome))
@@ -193,13 +193,22 @@ def finish(run: Run, model: Trained, lesson: Lesson, scored: ImageSource) -> Out
 
 
 def state(
-    model: Trained, seen: Consistency, cosines_NK: Tensor, scored: ImageSource, limit: float
+    model: Trained,
+    seen: Consistency,
+    images: ImageSource,
+    cosines_NK: Tensor,
+    scored: ImageSource | None,
+    limit: float,
 ) -> tuple[State, Tensor]:
-    """Say what there is to say of a model's labels of the images, which are returned, too, by the images' cosines."""
+    """Say what there is to say of a model's labels of the images, which are returned, too, by the images' cosines.
+
+    Calibration is that of the images to score on, where these are others.
+    """
     centers_KD, temperature = model.clustering.head(), model.config.loss.prediction_temperature
-    found = choose(cosines_NK, temperature)
+    found = told = choose(cosines_NK, temperature)
     sizes = torch.bincount(found.cluster, minlength=len(centers_KD)).tolist()
-    told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
+    if scored is not None:
+        told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
     return State(
         information=seen.information,
         agreement=seen.agreement,
@@ -208,7 +217,7 @@ def state(
         sizes=tuple(sizes),
         largest=max(sizes),
         smallest=min(sizes),
-        calibration_error=calibration(scored, told),
+        calibration_error=calibration(scored or images, told),
     ), found.cluster
 
 

@@ -113,6 +113,8 @@ def train_together(
     engine = Engine([training.step for training in trainings], kind)
     for training in trainings:
         training.begin()
+        if training.model.finished:  # a run that is resumed may have stopped just before it was described
+            training.finish(test)
     saved, longest_end = time.monotonic(), 0.0
     while not models[0].finished:
         began = time.monotonic()

@@ -10,7 +10,6 @@ the last is. Values are understood by their range over the whole array, never im
 New arrays are understood as those that a run was trained on (``read_as``), so that a few dark images are no other ones.
 """
 
-import hashlib
 import os
 import zipfile
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ class ArraySource(Source):
         name: What messages call it.
         array: The images, in one of the shapes and ranges above.
         place: Where it lies; empty for an array in memory.
-        stamp: What changes when the array changes; empty: a hash of its content, which takes a while.
+        stamp: What changes when the array changes; none is needed in memory, where nothing is cached.
         columns: What else is known of each image.
 
     Raises:
@@ -106,8 +105,8 @@ class ArraySource(Source):
         return levels
 
     def stamps(self) -> Iterator[str]:
-        """Return size and time of the array's file, or a hash of an array in memory."""
-        yield self.stamp or f"{self.array.shape} {self.array.dtype} {_hash(self.array)}"
+        """Return size and time of the array's file."""
+        yield self.stamp
 
 
 def open_array(path: str) -> ArraySource:
@@ -199,13 +198,6 @@ def _blocks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     step = max(1, BLOCK // max(1, array[0].nbytes)) if len(array) else 1
     for start in range(0, len(array), step):
         yield start, np.asarray(array[start : start + step])
-
-
-def _hash(array: NDArray[Any]) -> str:
-    digest = hashlib.sha256()
-    for _, block in _blocks(array):
-        digest.update(np.ascontiguousarray(block).data)
-    return digest.hexdigest()
 
 
 def _range(name: str, array: NDArray[Any]) -> tuple[float, float]:

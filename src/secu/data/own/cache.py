@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -154,8 +154,9 @@ def _sweep(path: Path, source: Source) -> None:
         if not (old.name.startswith(current) and old.name.endswith(f".v{VERSION}.images")):
             old.unlink(missing_ok=True)
     for left in path.parent.glob(f".{_key(source)}-*.images.*"):
-        if time.time() - left.stat().st_mtime > FORGOTTEN:
-            left.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process may be about to finish it
+            if time.time() - left.stat().st_mtime > FORGOTTEN:
+                left.unlink()
 
 
 def _key(source: Source) -> str:

@@ -67,7 +67,7 @@ class PictureSource(Source):
     def read(self, i: int) -> Raw:
         """Return image ``i`` as a file that loses nothing, so that it is decoded by the same rules as any other."""
         picture = ImageOps.exif_transpose(self.pictures[i])
-        if picture.mode in ("P", "PA", "La", "RGBa") or "transparency" in picture.info:
+        if picture.mode in ("P", "PA", "RGBa") or "transparency" in picture.info:
             picture = picture.convert("RGBA")
         elif picture.mode in ("HSV", "YCbCr"):
             picture = picture.convert("RGB")

@@ -94,9 +94,12 @@ class Source(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that changes when an image is added, removed, renamed or changed; as of the first time it is read."""
+        """A hash that changes when an image is added, removed, renamed, changed or understood in another way.
+
+        As of the first time it is read.
+        """
         digest = hashlib.sha256()
-        for lines in (self.ids, self.stamps()):
+        for lines in (self.ids, self.stamps(), [self.values] if self.values else []):
             for line in lines:
                 text = line.encode("utf-8", "surrogatepass")
                 digest.update(f"{len(text)}:".encode() + text)
