@@ -400,7 +400,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
     out, err = process.communicate(timeout=60)
     assert "finished" not in out
     message = assert_one_line(Result(process.returncode, out, err), code=130)
-    assert message == "secu: interrupted; secu train --resume goes on from the last checkpoint\n"
+    assert message == "secu: interrupted; secu train --resume goes on after the last whole epoch\n"
     left = files(tmp_path / "run")
     assert set(left) <= {"config.yaml", "metrics.jsonl", "model.safetensors", "state.pt"}  # and no temporary file
 

@@ -396,7 +396,7 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     process = start(*settings, "--out", "run", cwd=tmp_path)
     wait_for(lambda: list((tmp_path / "data").glob("images/.*")), process)
     stopped = interrupt(process)
-    assert_one_line(stopped, "secu: interrupted; secu fit --resume goes on from the last checkpoint", code=130)
+    assert_one_line(stopped, "secu: interrupted; secu fit --resume goes on after the last whole epoch", code=130)
     assert not (tmp_path / "run").exists()
     assert list((tmp_path / "data" / "images").iterdir()) == []
 

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from PIL import Image
 import secu.data.own.cache as own_cache
 import secu.data.own.stream as own_stream
 from secu.data import Images
-from secu.data.own import decoded, open_source, prepare
+from secu.data.own import decoded, open_source, pictures_of, prepare
 from secu.errors import UserError
 from secu.feed import ResidentFeed, build_feed
 
@@ -366,6 +367,44 @@ def test_the_same_array_understood_in_another_way_is_decoded_anew(tmp_path, cach
         source = open_source(tmp_path / "a.npy")
         source.read_as(values)
         assert firsts(prepare(source, 8, 1, cache=cache)) == [level] * 4
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "array"])
+def test_people_see_the_originals_where_these_are_larger(tmp_path, cache, kind):
+    levels = np.arange(6, dtype=np.uint8)[:, None, None, None] * 40 + np.arange(48, dtype=np.uint8)[None, None, :, None]
+    pictures = np.broadcast_to(levels, (6, 40, 48, 3))
+    source = tmp_path / "folder"
+    source.mkdir()
+    for i, picture in enumerate(pictures):
+        Image.fromarray(picture).save(source / f"{i}.png")
+    if kind == "zip":
+        source = shutil.make_archive(tmp_path / "a", "zip", source)
+    elif kind == "array":
+        source = tmp_path / "a.npy"
+        np.save(source, pictures)
+    images = prepare(open_source(source), 8, 3, cache=cache).only([5, 1, 3])
+    index = torch.tensor([2, 0])
+    assert images.pictures(index, 8).equal(images.fetch(index))
+    for side, found in ((20, 20), (40, 40), (300, 40)):  # never enlarged
+        shown = images.pictures(index, side)
+        assert shown.shape == (2, 3, found, found)
+        wanted = [open_source(source).decode(number, found, 3) for number in (3, 5)]
+        assert torch.equal(shown, torch.from_numpy(np.stack(wanted)))
+    assert pictures_of(Images(images.pixels), index, 40).shape == (2, 3, 8, 8)
+
+
+def test_an_original_that_is_gone_is_shown_as_it_was(tmp_path, cache):
+    (tmp_path / "p").mkdir()
+    for i in range(4):
+        Image.new("RGB", (32, 32), (60 * i, 0, 0)).save(tmp_path / "p" / f"{i}.png")
+    images = prepare(open_source(tmp_path / "p"), 8, 3, cache=cache)
+    (tmp_path / "p" / "2.png").unlink()
+    shown = images.pictures(torch.tensor([3, 2]), 16)
+    assert shown.shape == (2, 3, 16, 16)
+    assert shown[:, 0].flatten(1).unique(dim=1).tolist() == [[180], [120]]
+    (tmp_path / "p").rename(tmp_path / "elsewhere")
+    images = images.only([0, 1])
+    assert images.pictures(torch.tensor([1]), 16).equal(images.pixels[1:])
 
 
 def test_memory_does_not_grow_with_the_stream(pictures, monkeypatch):

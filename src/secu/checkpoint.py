@@ -1,6 +1,7 @@
 """A model in memory, built new, taken up from a checkpoint, or started from another run."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +54,22 @@ def build(config: Config, images: int, shape: tuple[int, int, int], device: torc
     return Trained(config, augmentation.to(device), encoder, clustering.to(device))
 
 
-def save(run: Run, model: Trained, step: Step) -> None:
-    """Write a checkpoint from which training goes on exactly as if it had not stopped."""
+class Snapshot(NamedTuple):
+    """All that training needs to go on exactly as if it had not stopped."""
+
+    modules: dict[str, nn.Module]
+    state: dict[str, Any]
+
+
+def snapshot(model: Trained, step: Step) -> Snapshot:
+    """Return how things stand between two epochs; what is in it changes as training goes on."""
     state = {"epochs_done": model.epochs_done, "seconds": model.seconds, "momentum": step.state_dict()}
-    run.save({"encoder": model.encoder, "clustering": model.clustering}, state)
+    return Snapshot({"encoder": model.encoder, "clustering": model.clustering}, state)
+
+
+def save(run: Run, model: Trained, step: Step) -> None:
+    """Write a checkpoint."""
+    run.save(*snapshot(model, step))
 
 
 def restore(run: Run, model: Trained, step: Step) -> None:

@@ -158,7 +158,8 @@ def decode_all(source: Source, size: int, channels: int, progress: Progress | No
             done += len(numbers)
             if progress:
                 progress(done, len(source))
-    return OwnImages(torch.from_numpy(pixels), ids=tuple(source.ids))
+    every = range(len(source))
+    return OwnImages(torch.from_numpy(pixels), ids=tuple(source.ids), source=source, numbers=every)
 
 
 def with_statistics(config: Config, images: OwnImages) -> Config:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from secu.checkpoint import Trained
 from secu.data import ImageSource
-from secu.data.own import OwnImages, printable
+from secu.data.own import OwnImages, pictures_of, printable
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, outlier_limits, predict, score_clusters
 from secu.health import warnings_of
@@ -165,7 +165,7 @@ def draw_exemplars(images: ImageSource, predictions: Predictions, clusters: int)
         size = int((predictions.cluster == cluster).sum())
         pen.text((8, top + TILE // 2 - 16), f"cluster {cluster}\n{size:,}", fill="#333333", font=font)
         index = nearest_to_center(predictions, cluster, COLUMNS)
-        for column, pixels in enumerate(images.fetch(index) if len(index) else ()):
+        for column, pixels in enumerate(pictures_of(images, index, TILE) if len(index) else ()):
             sheet.paste(tile(pixels), (MARGIN + column * pitch, top))
     return sheet
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -35,9 +36,9 @@ def sort_run(
 ) -> int:
     """Fill a new folder with a folder a cluster; return the number of images.
 
-    A name starts with the image's rank in its cluster, so that a file browser shows the most typical first. Images that
-    are no files (an array, an archive, a data set) are written as PNG, in the size the model sees. ``tell`` hears of
-    images that are no longer there.
+    A name starts with the image's rank in its cluster, so that a file browser shows the most typical first. Images in
+    an archive are unpacked, those of an array or a data set are written as PNG. ``tell`` hears of images that are no
+    longer there.
     """
     if destination.exists():
         raise UserError(f"sort: {destination} exists; name a folder that does not")
@@ -63,15 +64,24 @@ def sort_run(
 
 
 def put(images: ImageSource, index: int, folder: Path, rank: int, *, copy: bool) -> None:
-    """Link, copy or write one image."""
-    if not isinstance(images, OwnImages) or not images.paths:
-        pixels = images.fetch(torch.tensor([index]))[0].permute(1, 2, 0).squeeze(-1)
-        Image.fromarray(pixels.contiguous().numpy()).save(folder / f"{rank:06d}-{index}.png")
+    """Link, copy, unpack or write one image."""
+    if isinstance(images, OwnImages) and images.paths:
+        original = Path(images.paths[index])
+        target = folder / ranked(rank, original.name)
+        if copy:
+            shutil.copy2(original, target)
+        else:
+            os.symlink(original.resolve(), target)
         return
-    original = Path(images.paths[index])
-    name = SAFE.sub("_", original.name).encode()[-LONGEST:].decode(errors="ignore")  # letters have many bytes
-    target = folder / f"{rank:06d}-{name}"
-    if copy:
-        shutil.copy2(original, target)
-    else:
-        os.symlink(original.resolve(), target)
+    raw = images.source.read(images.numbers[index]) if isinstance(images, OwnImages) and images.source else None
+    if isinstance(images, OwnImages) and isinstance(raw, bytes):
+        (folder / ranked(rank, images.ids[index].rpartition("/")[2])).write_bytes(raw)
+        return
+    if not isinstance(raw, np.ndarray):
+        raw = images.fetch(torch.tensor([index]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
+    Image.fromarray(raw).save(folder / f"{rank:06d}-{index}.png")
+
+
+def ranked(rank: int, name: str) -> str:
+    """Return a file's name behind its rank, without what a file system or a shell may stumble on."""
+    return f"{rank:06d}-{SAFE.sub('_', name).encode()[-LONGEST:].decode(errors='ignore')}"  # letters have many bytes

@@ -16,7 +16,7 @@ from secu.feed import ResidentFeed
 from secu.run import Run, void
 from secu.training import Job, Listener, Training, nothing
 
-CHECKPOINT_SECONDS = 60  # what an interruption may cost, besides the epoch in flight
+CHECKPOINT_SECONDS = 60  # what a crash may cost, besides the epoch in flight
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -116,26 +116,40 @@ def train_together(
         if training.model.finished:  # a run that is resumed may have stopped just before it was described
             training.finish(test)
     saved, longest_end = time.monotonic(), 0.0
-    while not models[0].finished:
-        began = time.monotonic()
-        losses = engine.epoch(models[0].epochs_done, jobs[0].listener.stepped)
-        trained = time.monotonic()
-        for training, values in zip(trainings, losses, strict=True):
-            training.end_epoch(values, trained - began, trained - started, test)
-        if models[0].finished:
+    try:
+        while not models[0].finished:
+            began = time.monotonic()
+            losses = engine.epoch(models[0].epochs_done, jobs[0].listener.stepped)
+            trained = time.monotonic()
+            for training, values in zip(trainings, losses, strict=True):
+                training.end_epoch(values, trained - began, trained - started, test)
             for training in trainings:
-                training.finish(test)
-        if save_due := models[0].finished or time.monotonic() - saved > CHECKPOINT_SECONDS:
-            saved = save_all(trainings)
-        ended = time.monotonic()
-        longest_end = max(longest_end, ended - trained)  # scores and a checkpoint, which the next epoch may need, too
-        if ended - started + (trained - began) + longest_end > time_limit:
-            if not save_due:
-                save_all(trainings)
-            break
+                training.remember()
+            if models[0].finished:
+                for training in trainings:
+                    training.finish(test)
+            if save_due := models[0].finished or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                saved = save_all(trainings)
+            ended = time.monotonic()
+            longest_end = max(longest_end, ended - trained)  # scores and a checkpoint, which the next may need, too
+            if ended - started + (trained - began) + longest_end > time_limit:
+                if not save_due:
+                    save_all(trainings)
+                break
+    except KeyboardInterrupt:
+        save_last(trainings)
+        raise
     for training in trainings:
         training.describe(beside=len(jobs) - 1)
     return models
+
+
+def save_last(trainings: Sequence[Training]) -> None:
+    """Write checkpoints of the last epoch that all have behind them; none if the interruption came between two."""
+    lasts = [training.last for training in trainings]
+    if len({last.state["epochs_done"] if last else None for last in lasts}) == 1 and lasts[0]:
+        for training in trainings:
+            training.save_last()
 
 
 def save_all(trainings: Sequence[Training]) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import secu
-from secu.checkpoint import Trained, build, load_weights, restore, save, start_from
+from secu.checkpoint import Snapshot, Trained, build, load_weights, restore, save, snapshot, start_from
 from secu.config import Config
 from secu.data import ImageSource
 from secu.errors import UserError
@@ -95,6 +95,7 @@ class Training:
                 start_from(Run.open(Path(job.config.init_from)), model)
             job.prepare(model)
         self.seconds_before = model.seconds
+        self.last: Snapshot | None = None
         self.good: Good | None = None
         self.best_score = float(self.run.metadata(BEST).get("best", -math.inf))
         self.kept: dict[str, Any] = {}
@@ -162,6 +163,16 @@ class Training:
         """Write a checkpoint, and before it what is kept: a run that is resumed needs both."""
         self.write_good()
         save(self.run, self.model, self.step)
+
+    def remember(self) -> None:
+        """Keep a copy of how things stand, for when the next epoch is interrupted."""
+        self.last = copy.deepcopy(snapshot(self.model, self.step))
+
+    def save_last(self) -> None:
+        """Write a checkpoint of what was remembered."""
+        assert self.last
+        self.write_good()
+        self.run.save(*self.last)
 
     @property
     def keeps_best(self) -> bool:

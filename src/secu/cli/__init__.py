@@ -31,7 +31,7 @@ def main() -> NoReturn:
         _fail(error, 2, debug)
     except (KeyboardInterrupt, typer.Abort):
         how = GOES_ON.get(arguments[0])
-        print(f"secu: interrupted{f'; {how} goes on from the last checkpoint' if how else ''}", file=sys.stderr)
+        print(f"secu: interrupted{f'; {how} goes on after the last whole epoch' if how else ''}", file=sys.stderr)
         raise SystemExit(130) from None
     except OSError as error:
         _fail(error, 2, debug)

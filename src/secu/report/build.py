@@ -245,5 +245,4 @@ def content(data: ReportData) -> dict[str, Any]:
         "map": points,
         "curves": curves(data.metrics),
         "truth": compare_to_classes(data),
-        "pixelated": max(data.images.shape[1:]) <= 20,
     }

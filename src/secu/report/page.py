@@ -20,12 +20,13 @@ from markupsafe import Markup
 from secu.config import Config
 from secu.report.build import content, summarize
 from secu.report.data import ReportData
-from secu.report.thumbnails import make_sheets
+from secu.report.thumbnails import LEVELS, make_sheets
 from secu.run import write_text
 
 BUDGET = 9_500_000  # bytes of the whole file
 LEAST = 400_000  # bytes that are left to the pictures even where names of monstrous length take all of that
 NAMES = 4_000_000  # bytes up to which the page holds the name of every image, for the download
+FEW_PIXELS = 20  # of a picture that is all there is: up to that each one is shown as a square
 PARTS = ("base", "edits", "download", "pictures", "cards", "map", "explore", "charts", "truth", "app")  # in this order
 SCRIPTS = tuple(f"{name}.js" for name in PARTS)
 UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
@@ -45,7 +46,8 @@ def render(data: ReportData) -> str:
     used = len(style) + len(script) + len(to_json(page).encode())
     cards, points = page["pictures"]["index"][: page["onCards"]], page["pictures"]["index"][page["onCards"] :]
     budget = max(BUDGET - used, LEAST) * 3 // 4  # base64 makes four bytes of three
-    on_cards, on_map, _ = make_sheets(data.images, cards, points, budget)
+    on_cards, on_map, level = make_sheets(data.images, cards, points, budget)
+    page["pixelated"] = level is LEVELS[0] and on_cards.width <= FEW_PIXELS
     page["sheets"] = [on_cards.payload(), on_map.payload()]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return template.from_string(asset("template.html.j2")).render(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from secu.data import ImageSource
+from secu.data.own import pictures_of
 
 Tile = NDArray[np.uint8]  # (height, width) or (height, width, 3)
 
@@ -34,6 +35,7 @@ class Level(NamedTuple):
 
 
 LEVELS = (
+    Level(192, 64, 86, 0),
     Level(112, 48, 86, 0),
     Level(96, 40, 78, 2),
     Level(80, 32, 70, 2),
@@ -96,7 +98,7 @@ def shrink(images: ImageSource, index: Sequence[int], side: int) -> list[Tile]:
     return [
         resize(to_tile(pixels.numpy()), side)
         for chunk in torch.tensor(list(index), dtype=torch.int64).split(CHUNK)
-        for pixels in (images.fetch(chunk) if len(chunk) else ())
+        for pixels in (pictures_of(images, chunk, side) if len(chunk) else ())
     ]
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from secu.data.images import Images
+from secu.data.images import Images, ImageSource
 from secu.data.own.archives import TAR_SUFFIXES, TarSource, ZipSource
 from secu.data.own.arrays import ArraySource, open_array
 from secu.data.own.cache import Progress, Stored, build, cache_file, load
@@ -24,6 +26,9 @@ from secu.data.own.source import FileSource, Probe, Skipped, Source
 from secu.data.own.stream import decoded, decoded_in_batches
 from secu.data.own.tables import open_manifest
 from secu.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "ArraySource",
@@ -36,6 +41,7 @@ __all__ = [
     "decoded",
     "decoded_in_batches",
     "open_source",
+    "pictures_of",
     "prepare",
     "printable",
 ]
@@ -54,12 +60,48 @@ class OwnImages(Images):
         columns: What the source carries along, by column.
         paths: The file of each image; empty where they are no files.
         skipped: Id and reason of each image that could not be read, and is in none of the lists above.
+        source: Where they were decoded from.
+        numbers: The number of each image in the source.
     """
 
     ids: tuple[str, ...] = ()
     columns: Mapping[str, list[Any]] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    source: Source | None = None
+    numbers: Sequence[int] = ()
+
+    @cached_property
+    def side(self) -> int:
+        """The shorter side of the originals, by the median of a sample; 0 where they are not at hand."""
+        try:
+            seen = self.source.probe() if self.source else None
+        except UserError:
+            seen = None
+        return min(seen.width, seen.height) if seen else 0
+
+    def pictures(self, index: Tensor, side: int) -> Tensor:
+        """Return images for people to look at, uint8 (B, C, S, S): S is at most ``side``, but what is there is used.
+
+        They are decoded once more if the originals are larger than what a model sees; one that is gone is enlarged.
+        """
+        import torch
+
+        channels, stored, _ = self.shape
+        side = min(side, self.side)
+        if self.source is None or side <= stored:
+            return self.fetch(index)
+        numbers = [self.numbers[i] for i in index.tolist()]
+        with closing(decoded(self.source, side, channels, only=numbers)) as outcomes:
+            found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
+        rows = torch.arange(side) * stored // side
+        enlarged = (self.pixels[i][:, rows][:, :, rows] for i in index.tolist())
+        return torch.stack(
+            [
+                torch.from_numpy(found[number]) if number in found else spare
+                for number, spare in zip(numbers, enlarged, strict=True)
+            ]
+        )
 
     def only(self, rows: list[int]) -> OwnImages:
         """Return some of the images, in this order, with the classes that are left."""
@@ -77,7 +119,14 @@ class OwnImages(Images):
             columns={name: [values[i] for i in rows] for name, values in self.columns.items()},
             paths=tuple(self.paths[i] for i in rows) if self.paths else (),
             skipped=self.skipped,
+            source=self.source,
+            numbers=[self.numbers[i] for i in rows] if self.source else (),
         )
+
+
+def pictures_of(images: ImageSource, index: Tensor, side: int) -> Tensor:
+    """Return images for people to look at, uint8 (B, C, H, W): own ones from the originals, if that shows more."""
+    return images.pictures(index, side) if isinstance(images, OwnImages) else images.fetch(index)
 
 
 def open_source(source: str | Path, labels: str | None = None) -> Source:
@@ -173,6 +222,8 @@ def _joined(source: Source, stored: Stored) -> OwnImages:
         columns={name: [values[i] for i in rows] for name, values in source.columns.items()},
         paths=tuple(source.paths[i] for i in rows) if isinstance(source, FileSource) else (),
         skipped=(*source.skipped, *((ids[i], reason) for i, reason in stored.bad.items())),
+        source=source,
+        numbers=rows,
     )
 
 

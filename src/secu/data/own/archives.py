@@ -67,7 +67,11 @@ class _ArchiveSource(Source, Generic[Info]):
     @cached_property
     def order(self) -> Sequence[int]:
         """The images as they lie in the archive: a compressed .tar can only be read forwards."""
-        return sorted(range(len(self)), key=lambda i: self.members[i].offset)
+        return sorted(range(len(self)), key=self.position)
+
+    def position(self, i: int) -> int:
+        """Return where image ``i`` begins."""
+        return self.members[i].offset
 
     def stamps(self) -> Iterator[str]:
         """Return size and time of the archive."""

@@ -92,6 +92,10 @@ class Source(ABC):
         """The images in the order in which they are fast to read."""
         return range(len(self))
 
+    def position(self, i: int) -> int:
+        """Return a number that grows along ``order``."""
+        return i
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash that changes when an image is added, removed, renamed, changed or understood in another way.

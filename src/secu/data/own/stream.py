@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -17,8 +17,10 @@ Outcome = NDArray[np.uint8] | BadImage
 AHEAD = 4  # images read ahead for each thread
 
 
-def decoded(source: Source, size: int, channels: int, *, workers: int | None = None) -> Generator[tuple[int, Outcome]]:
-    """Decode all images in threads (pillow frees the lock of Python), in ``source.order``.
+def decoded(
+    source: Source, size: int, channels: int, *, only: Collection[int] | None = None, workers: int | None = None
+) -> Generator[tuple[int, Outcome]]:
+    """Decode all images, or ``only`` some, in threads (pillow frees the lock of Python), in ``source.order``.
 
     Reading is done here, one image after the other, as archives want it; memory does not grow with their number. Close
     the iterator (``contextlib.closing``) when leaving it early.
@@ -31,7 +33,7 @@ def decoded(source: Source, size: int, channels: int, *, workers: int | None = N
     pool = ThreadPoolExecutor(workers)
     try:
         with quiet():
-            for i in source.order:
+            for i in source.order if only is None else sorted(set(only), key=source.position):
                 if len(waiting) >= AHEAD * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
