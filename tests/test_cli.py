@@ -257,7 +257,7 @@ MISTAKES = {
     "channels": (["train", "digits", "data.mean=[1,2,3]"], ["data.mean: 3 values", "1 channels"]),
     "engine": (["train", "digits", "engine=graph", "--device", "cpu"], ["graph needs a CUDA device", "eager"]),
     "start": (["train", "digits", "init_from=elsewhere"], ["elsewhere is not a run folder"]),
-    "both": (["train", "digits", "--resume", "--force"], ["resume and force", "choose one"]),
+    "both": (["train", "digits", "--resume", "--force"], ["--resume and --force", "choose one"]),
     "demo override": (["demo", "optim.epoch=1"], ["optim.epoch: unknown"]),
     "demo device": (["demo", "--device", "gpu"], ["device: 'gpu'", "cpu"]),
 }
@@ -305,7 +305,8 @@ def test_an_existing_run_is_left_alone(secu, tmp_path):
     arguments = ("train", "digits", *TINY, "optim.epochs=0", "--out", "run")
     secu(*arguments)
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    assert "out: run exists; choose another folder, or pass resume or force" in assert_one_line(secu(*arguments))
+    told = "out: run exists; choose another folder, --resume it or replace it with --force"
+    assert told in assert_one_line(secu(*arguments))
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
 
 

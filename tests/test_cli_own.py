@@ -1,6 +1,7 @@
 """The commands for one's own images as a user meets them: what they print, leave and refuse, and Ctrl-C."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -229,14 +230,21 @@ def test_a_dry_run_shows_what_was_asked_for(secu):
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [("digits", "digits"), ("digits/", "digits"), ("digits/*/*.png", "own"), ("all.v2.npy", "all"), (".", "own")],
+    [
+        *(("digits", "digits"), ("digits/", "digits"), ("digits/*/*.png", "digits"), ("all.v2.npy", "all")),
+        *((".", "here"), ("*.npy", "here"), ("../here/digits", "digits")),
+    ],
 )
 def test_a_run_is_called_after_its_source(secu, tmp_path, monkeypatch, source, name):
-    write_folder(tmp_path / "digits", 12)
-    np.save(tmp_path / "all.v2.npy", digits(12)[0])
-    monkeypatch.chdir(tmp_path)
-    assert secu("fit", source, "-k", "2", *SHORT, "optim.epochs=0").code == 0
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+    here = tmp_path / "here"
+    here.mkdir()
+    write_folder(here / "digits", 12)
+    np.save(here / "all.v2.npy", digits(12)[0])
+    monkeypatch.chdir(here)
+    assert cli.own.name_of(source) == name
+    if source != "*.npy":  # a pattern names images
+        assert secu("fit", source, "-k", "2", *SHORT, "optim.epochs=0").code == 0
+        assert [path.name for path in (here / "runs").iterdir()] == [name]
 
 
 def test_options_reach_the_config(secu, home, tmp_path):
@@ -442,3 +450,61 @@ def test_a_real_process_fails_like_a_called_one(tmp_path):
     out, err = process.communicate(timeout=60)
     assert_one_line(Result(process.returncode, out, err), "nowhere does not exist")
     assert tree(tmp_path) == []
+
+
+# What a first-time user ran into
+
+
+def test_copies_are_not_put_among_the_pictures_they_are_copies_of(secu, run, home):
+    assert_one_line(secu("sort", run, "digits/sorted", "--copy"), "sort: digits/sorted is inside", "name another")
+    assert not (home / "digits" / "sorted").exists()
+
+
+def test_a_run_that_was_stopped_says_so_in_its_report(secu, tmp_path):
+    done = secu("fit", "digits", "-k", 3, "--out", tmp_path / "run", *SHORT, "optim.epochs=9", "--time-limit", "0.001s")
+    assert "go on with --resume" in done.out
+    assert secu("report", tmp_path / "run").code == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"training stopped after 1 of {Run.open(tmp_path / 'run').config().optim.total_epochs} epochs" in page
+
+
+def test_pictures_that_were_moved_are_looked_for_where_the_config_says(secu, tmp_path):
+    pictures = write_folder(tmp_path / "p", 24)
+    assert secu("fit", pictures, "-k", 2, "--out", tmp_path / "run", *SHORT).code == 0
+    pictures.rename(tmp_path / "q")
+    assert_one_line(
+        secu("report", tmp_path / "run"), "its images are not where they were", "data.source in", "config.yaml"
+    )
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(str(pictures), str(tmp_path / "q")))
+    assert secu("report", tmp_path / "run").code == 0
+
+
+def test_a_source_is_no_setting(secu, tmp_path):
+    for setting in ("data.source=other", "data.labels=folder"):
+        arguments = ("fit", "digits", "-k", 3, "--out", tmp_path / "run", setting)
+        assert_one_line(secu(*arguments), setting.partition("=")[0], "cannot be a setting here")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_new_run_under_resume_is_told(secu, tmp_path):
+    done = secu("fit", "digits", "-k", 3, "--out", tmp_path / "run", "--resume", *SHORT)
+    assert (done.code, done.out.count("holds no run yet: a new one begins")) == (0, 1)
+    done = secu("fit", "digits", "-k", 3, "--out", tmp_path / "run", "--resume", *SHORT)
+    assert (done.code, done.out.count("holds no run yet")) == (0, 0)
+
+
+def test_a_score_tells_how_many_images_have_a_label(secu, tmp_path):
+    pictures = write_folder(tmp_path / "p", 24)
+    table = write_manifest(tmp_path / "m.csv", pictures, kind=["a", "", ""])
+    run = tmp_path / "run"
+    assert secu("fit", table, "-k", 2, "--labels", "kind", "--out", run, *SHORT).code == 0
+    assert "24, 8 with a label" in secu("evaluate", run).out
+
+
+def test_a_folder_that_cannot_be_written_is_named_as_it_was_given(secu, run, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", "/x/.found.csv.abc")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    assert_one_line(secu("predict", run, "digits", "-o", tmp_path / "found.csv"), f"'{tmp_path / 'found.csv'}'")

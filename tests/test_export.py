@@ -50,6 +50,13 @@ def expected(run, images):
         return choose(predictor(torch.from_numpy(images)), model.config.loss.temperature)
 
 
+def test_the_graph_says_what_it_takes(exported):
+    run, images, session, _ = exported
+    told = session.get_modelmeta().custom_metadata_map["preprocessing"]
+    assert told.startswith(f"uint8 {'grey' if images.shape[1] == 1 else 'RGB'} 0 to 255; ")
+    assert session.get_inputs()[0].shape[1:] == list(run.config().data.shape)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 17, 60])
 def test_the_graph_says_what_the_model_says(exported, batch):
     run, images, session, _ = exported

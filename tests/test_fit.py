@@ -311,9 +311,9 @@ def test_an_existing_run_is_neither_changed_nor_lost(finished, pictures, tmp_pat
     shutil.copytree(finished.path, tmp_path / "run")
     before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
     request = request_of(pictures, labels="folder", cache=finished.path.parent / "cache")
-    with pytest.raises(UserError, match="exists; choose another folder, or pass resume or force"):
+    with pytest.raises(UserError, match="exists; choose another folder, --resume it or replace it with --force"):
         fit(request, tmp_path / "run")
-    with pytest.raises(UserError, match="resume and force contradict"):
+    with pytest.raises(UserError, match="--resume and --force contradict"):
         fit(request, tmp_path / "run", resume=True, force=True)
     with pytest.raises(UserError, match="clusters: 1"):
         fit(request_of(pictures, 1), tmp_path / "run", force=True)

@@ -281,8 +281,8 @@ def test_rows_that_name_no_file_or_one_twice(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no column 'path'; it is empty"),
-        ("file,label\na.png,1\n", "has no column 'path'; valid: file, label"),
+        ("", "has no column 'path', .*; it is empty"),
+        ("file,label\na.png,1\n", "has no column 'path', which names the file of each image; it has file, label"),
         ("paths,label\na.png,1\n", "did you mean paths"),
         ("path,a,a\nx,1,2\n", "has two columns 'a'"),
         ("path,a\nx,1,2\n", "line 2 of .* has 3 values for 2 columns"),

@@ -44,7 +44,7 @@ def test_an_empty_folder_may_become_a_run(tmp_path):
 def test_an_existing_run_is_left_alone(tmp_path):
     Run.create(tmp_path, CONFIG)
     other = load_config("digits", ["heads=[4]"])
-    with pytest.raises(UserError, match=r"exists; choose another folder, or pass resume or force"):
+    with pytest.raises(UserError, match=r"exists; choose another folder, --resume it or replace it with --force"):
         Run.create(tmp_path, other)
     assert Run.open(tmp_path).config() == CONFIG
 

@@ -307,7 +307,7 @@ def test_an_existing_folder_is_only_replaced_by_force(tmp_path, source, quick):
     once = {"optim": {"epochs": 1}}
     run, _, _ = self_label(source, tmp_path / "run", once, device="cpu")
     before = (run.path / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="exists; choose another folder, or pass resume or force"):
+    with pytest.raises(UserError, match="exists; choose another folder, --resume it or replace it with --force"):
         self_label(source, run.path, once, device="cpu")
     with pytest.raises(UserError, match="engine: graph needs a CUDA device"):  # which must not cost the old run
         self_label(source, run.path, {"engine": "graph"}, device="cpu", force=True)

@@ -55,4 +55,6 @@ def export_onnx(run: Run, path: Path) -> None:
             verbose=False,
         )
     assert program is not None
+    how = "shorter side scaled to the size with an antialiased bilinear filter, then the middle square"
+    program.model.metadata_props["preprocessing"] = f"uint8 {'grey' if shape[0] == 1 else 'RGB'} 0 to 255; {how}"
     write_atomically(path, lambda temporary: program.save(temporary, external_data=False))

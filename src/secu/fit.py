@@ -57,6 +57,9 @@ def plan_for(request: Request) -> tuple[Source, Plan]:
     device, asked = choose_device(request.device), resolve(request.overrides or {})
     source = request.source if isinstance(request.source, Source) else open_source(request.source, request.labels)
     source.require_images()
+    for name in ("source", "labels"):
+        if (value := getattr(asked.data, name)) is not None:
+            raise UserError(f"data.{name}: {value!r} cannot be a setting here; name the {name} by itself")
     source.read_as(asked.data.values)
     probe = source.probe()
     facts = Facts(len(source), min(probe.width, probe.height), 1 if probe.grey else 3, device.type)
@@ -193,7 +196,12 @@ def images_of(
         return load(config.data.name, split or config.data.train, data, config.data.image_size)
     if config.data.source is None:
         raise UserError(f"run: {run.path} was trained on images in memory, which it cannot find again")
-    source, known = open_source(config.data.source), run.images()
+    known = run.images()
+    try:
+        source = open_source(config.data.source)
+    except UserError as error:
+        where = f"put them back, or name their new place as data.source in {run.path / 'config.yaml'}"
+        raise UserError(f"run: its images are not where they were: {error}; {where}") from None
     if config.data.labels is not None:
         source.label(config.data.labels)
     source.read_as(config.data.values)

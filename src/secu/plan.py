@@ -106,6 +106,7 @@ def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     why = "images as they are" if side == facts.side else why.format(facts.side)
     if asked := _asked(settings, "data", "image_size"):
         side, why = asked, f"scaled from {facts.side}"
+    why += "; of a picture that is no square the middle is taken"
     return {"data": {"image_size": side}}, f"data.image_size={side}: {why}"
 
 

@@ -107,7 +107,10 @@ def write_run_report(run: Run, model: Trained, results: Results) -> Path:
         raise UserError(f"run: {run.path} has no run.json; was it stopped early?") from None
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     facts = {"device": record["device"], "engine": record["engine"], "versions": versions, "seed": str(record["seed"])}
-    found = results.predictions
+    found, warnings = results.predictions, results.warnings
+    if not record["finished"]:
+        done = f"training stopped after {record['epochs_done']:,} of {model.config.optim.total_epochs:,} epochs"
+        warnings = (f"{done}: go on with --resume", *warnings)
     data = ReportData(
         title=run.path.resolve().name,
         ids=[printable(name) for name in results.ids],  # as in the table, which the page can take back
@@ -126,7 +129,7 @@ def write_run_report(run: Run, model: Trained, results: Results) -> Path:
         class_names=results.images.class_names,
         facts=facts,
         scores=results.scores,
-        warnings=results.warnings,
+        warnings=warnings,
     )
     path = run.path / "report.html"
     write_report(path, data)

@@ -46,7 +46,10 @@ MODEL = ("encoder.", "clustering.centers.weight")  # the tensors of a checkpoint
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there in one step."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # not the name that nobody gave
     os.close(handle)
     temporary = Path(name)
     try:
@@ -103,13 +106,13 @@ class Run:
     def check_free(cls, path: Path, *, force: bool = False, resume: bool = False) -> None:
         """Refuse a folder that holds something, unless that is a run and may be replaced or resumed."""
         if resume and force:
-            raise UserError("resume and force contradict each other; choose one")
+            raise UserError("--resume and --force contradict each other; choose one")
         if path.exists() and not path.is_dir():
             raise UserError(f"out: {path} is a file; name a folder that does not exist yet")
         if not path.is_dir() or not any(path.iterdir()):
             return
         if not force and not resume:
-            raise UserError(f"out: {path} exists; choose another folder, or pass resume or force")
+            raise UserError(f"out: {path} exists; choose another folder, --resume it or replace it with --force")
         if force and not cls._is_run(path):
             raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so force leaves it alone")
 
@@ -241,7 +244,10 @@ class Run:
             for key, value in module.state_dict().items()
         }
         model = {key: value for key, value in tensors.items() if key.startswith(MODEL)}
-        write_atomically(self.path / name, lambda path: save_file(model, path, dict(metadata or {})))
+        try:
+            write_atomically(self.path / name, lambda path: save_file(model, path, dict(metadata or {})))
+        except SafetensorError as error:  # its way to say that the disk is full
+            raise UserError(f"run: cannot write {self.path / name}: {error}") from None
         return tensors
 
     def metadata(self, name: str) -> dict[str, str]:

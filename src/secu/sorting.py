@@ -42,6 +42,9 @@ def sort_run(
     """
     if destination.exists():
         raise UserError(f"sort: {destination} exists; name a folder that does not")
+    source = run.config().data.source
+    if copy and source and Path(source).is_dir() and destination.resolve().is_relative_to(Path(source).resolve()):
+        raise UserError(f"sort: {destination} is inside {source}, whose next run would find all copies; name another")
     images = images_of(run, tell=tell, progress=progress)
     model = load_trained(run, images.shape, choose_device("auto"))
     embeddings = embed(model.encoder, model.augmentation, images).cpu()

@@ -178,7 +178,9 @@ def evaluate(
     scores = score_clusters(source, found.cluster)
     table = Table("images", "ACC", "NMI", "ARI", "largest", "smallest")
     values = [f"{value:.4f}" for value in scores] if scores else ["no labels", "", ""]
-    table.add_row(f"{len(source):,}", *values, f"{int(sizes.max()):,}", f"{int(sizes.min()):,}")
+    labelled = len(source) if source.targets is None else int((source.targets >= 0).sum())
+    images = f"{len(source):,}" + (f", {labelled:,} with a label" if labelled < len(source) else "")
+    table.add_row(images, *values, f"{int(sizes.max()):,}", f"{int(sizes.min()):,}")
     console.print(table)
 
 

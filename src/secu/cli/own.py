@@ -1,5 +1,7 @@
 """Commands for one's own images: fit, predict, sort, export, report."""
 
+import glob
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -56,9 +58,11 @@ def fit(
     if clusters is None:
         unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"
         raise UserError(f"--clusters: say how many groups to look for, for example --clusters 8; if unsure, {unknown}")
-    path = out or Path("runs") / (Path(source).name.partition(".")[0].replace("*", "") or "own")
+    path = out or Path("runs") / name_of(source)
     if not dry_run:
         Run.check_free(path, resume=resume, force=force)  # before a million files are listed
+        if resume and Run.to_resume(path) is None:
+            console.print(f"{path} holds no run yet: a new one begins", soft_wrap=True)
     settings = merge({"seed": seed}, parse_overrides(overrides or []))
     request = Request(source, clusters, balance, labels, settings, device, allow_bad)
     opened, plan = plan_for(request)
@@ -82,6 +86,15 @@ def fit(
     if results.scores is not None:
         console.print("".join(f"{name.upper()} {value:.4f}  " for name, value in results.scores._asdict().items()))
     console.print(f"finished in {model.seconds:.0f} s; look at {run.path / 'report.html'}", soft_wrap=True)
+
+
+def name_of(source: str) -> str:
+    """Return what to call a run: the folder or file of its source; of a pattern the last folder without a sign."""
+    path = Path(source).expanduser()
+    if not path.exists() and glob.has_magic(source):
+        path = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    path = path.resolve()
+    return (path.name if path.is_dir() else path.name.partition(".")[0]) or "own"
 
 
 @app.command()

@@ -27,8 +27,8 @@ def open_manifest(name: str) -> FileSource:
     except Exception as error:
         raise UserError(f"source: cannot read {shown}: {one_line(error)}") from None
     if "path" not in table:
-        known = nearest("path", map(printable, table)) if table else "it is empty"
-        raise UserError(f"source: {shown} has no column 'path'; {known}")
+        known = nearest("path", map(printable, table)).replace("valid:", "it has") if table else "it is empty"
+        raise UserError(f"source: {shown} has no column 'path', which names the file of each image; {known}")
     ids: list[str] = []
     paths: list[str] = []
     rows: list[int] = []
