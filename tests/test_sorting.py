@@ -151,6 +151,50 @@ def test_images_that_are_no_files_are_written_as_they_are(tmp_path, kind, colour
         assert {path.name.partition("-")[2]: path.read_bytes() for path in files} == inside
 
 
+def write_names(path, run, names, merged, wrong=()):
+    """Write what the report downloads."""
+    lines = ["id,cluster,name,merged_cluster,marked_wrong"]
+    for row in rows_of(run.path / "assignments.csv"):
+        cluster = int(row["cluster"])
+        lines.append(
+            f"{row['id']},{cluster},{names[cluster]},{merged[cluster]},{'yes' if row['id'] in wrong else 'no'}"
+        )
+    path.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")
+    return path
+
+
+def test_names_merges_and_marks_of_the_report_become_folders(run, tmp_path):
+    groups = best_first(run)
+    wrong = set(max(groups, key=len)[:2])
+    table = write_names(tmp_path / "t.csv", run, ["../big <cats>", "", "../big <cats>"], [0, 1, 0], wrong)
+    assert sort_run(run, tmp_path / "sorted", copy=False, names=table) == 60
+    found = {path.name: sorted(path.iterdir()) for path in (tmp_path / "sorted").iterdir()}
+    left = [len(set(group) - wrong) for group in groups]
+    sizes = {"big_cats": left[0] + left[2], "cluster-1": left[1], "marked-as-wrong": 2}
+    assert {name: len(files) for name, files in found.items()} == {name: sizes[name] for name in found}
+    assert sum(map(len, found.values())) == 60
+    cosine = {row["id"]: float(row["cosine"]) for row in rows_of(run.path / "assignments.csv")}
+    for files in found.values():
+        ids = ["/".join(path.resolve().parts[-2:]) for path in files]
+        assert [path.name[:7] for path in files] == [f"{rank:06d}-" for rank in range(len(files))]
+        assert [cosine[name] for name in ids] == sorted((cosine[name] for name in ids), reverse=True)
+
+
+HEAD = "id,cluster,name,merged_cluster,marked_wrong\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "id,cluster\n1,2\n", HEAD, HEAD + "x,3,a,0,no\n", HEAD + "x,-1,a,0,no\n", HEAD + "x,0,a,x,no\n"]
+)
+def test_a_table_of_something_else_is_refused(run, tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=r"names: .*t.csv is not the table"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=tmp_path / "t.csv")
+    with pytest.raises(UserError, match=r"names: cannot read .*gone.csv"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=tmp_path / "gone.csv")
+    assert not (tmp_path / "sorted").exists()
+
+
 def test_a_data_set_is_sorted_too(tmp_path):
     config = load_config("digits", ["heads=[3]", "optim.epochs=0", "encoder.dim=8"])
     run = Run.create(tmp_path / "run", config)

@@ -1,11 +1,14 @@
 """A run's pictures in a folder for each cluster, best first: links to the originals, or copies."""
 
+import csv
 import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,17 +16,18 @@ from PIL import Image
 
 from secu.checkpoint import load_trained
 from secu.data import ImageSource
-from secu.data.own import OwnImages
+from secu.data.own import OwnImages, printable
 from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import embed, predict
 from secu.fit import images_of
-from secu.results import nearest_to_center
 from secu.run import Run, void
 from secu.train import choose_device
 
 SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # bytes of a name; file systems take 255
+FORMULA = re.compile(r"^'(?=[=+\-@\t\r])")  # how the report keeps a spreadsheet from taking an id for a formula
+WRONG = "marked-as-wrong"
 
 
 def sort_run(
@@ -31,10 +35,14 @@ def sort_run(
     destination: Path,
     *,
     copy: bool,
+    names: Path | None = None,
     tell: Callable[[str], None] = void,
     progress: Progress | None = None,
 ) -> int:
     """Fill a new folder with a folder a cluster; return the number of images.
+
+    ``names`` is the table that the report downloads: folders get the names given there, clusters that were merged share
+    one, and pictures marked as wrong have one of their own.
 
     A name starts with the image's rank in its cluster, so that a file browser shows the most typical first. Images in
     an archive are unpacked, those of an array or a data set are written as PNG. ``tell`` hears of images that are no
@@ -49,21 +57,58 @@ def sort_run(
     model = load_trained(run, images.shape, choose_device("auto"))
     embeddings = embed(model.encoder, model.augmentation, images).cpu()
     found = predict(embeddings, model.clustering.head().cpu(), model.config.loss.prediction_temperature)
+    ids = images.ids if isinstance(images, OwnImages) else [str(i) for i in range(len(images))]
+    edits = read_edits(names, model.config.heads[0])
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
     try:
-        digits = len(str(model.config.heads[0] - 1))
-        for cluster in range(model.config.heads[0]):
-            folder = temporary / f"cluster-{cluster:0{digits}d}"
-            folder.mkdir()
-            for rank, index in enumerate(nearest_to_center(found, cluster).tolist()):
-                put(images, index, folder, rank, copy=copy)
+        for folder in edits.folders if names is None else ():  # an empty cluster, too, unless it may have been merged
+            (temporary / folder).mkdir()
+        ranks: Counter[str] = Counter()
+        for index in found.cosine.argsort(descending=True, stable=True).tolist():
+            folder = WRONG if printable(ids[index]) in edits.wrong else edits.folders[int(found.cluster[index])]
+            (temporary / folder).mkdir(exist_ok=True)
+            put(images, index, temporary / folder, ranks[folder], copy=copy)
+            ranks[folder] += 1
         temporary.chmod(0o755)
         temporary.rename(destination)
     except BaseException:
         shutil.rmtree(temporary)
         raise
     return len(images)
+
+
+class Edits(NamedTuple):
+    """What a reader of the report decided: the folder of each cluster, and the ids of pictures that are wrong there."""
+
+    folders: list[str]
+    wrong: set[str]
+
+
+def read_edits(names: Path | None, clusters: int) -> Edits:
+    """Read the table that the report downloads; without one every cluster has its number."""
+    digits = len(str(clusters - 1))
+    folders, wrong = [f"cluster-{cluster:0{digits}d}" for cluster in range(clusters)], set[str]()
+    if names is None:
+        return Edits(folders, wrong)
+    plain = list(folders)
+    try:
+        with names.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+        known = {str(cluster): cluster for cluster in range(clusters)}
+        for row in rows:
+            safe = SAFE.sub("_", row["name"]).strip("._").encode()[:LONGEST].decode(errors="ignore")
+            cluster, merged = known[row["cluster"]], known[row["merged_cluster"]]
+            folders[cluster] = safe or plain[merged]
+            if row["marked_wrong"] == "yes":
+                wrong.add(FORMULA.sub("", row["id"]))
+    except OSError as error:
+        raise UserError(f"names: cannot read {names}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, csv.Error):
+        rows = []
+    if not rows:
+        raise UserError(f"names: {names} is not the table that the report of this run downloads")
+    return Edits(folders, wrong)
 
 
 def put(images: ImageSource, index: int, folder: Path, rank: int, *, copy: bool) -> None:

@@ -140,6 +140,7 @@ def sort(
     run: RunFolder,
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="A folder that does not exist yet.")],
     copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
+    names: Annotated[Path | None, typer.Option(help="What the report downloads: names, merges, marks.")] = None,
 ) -> None:
     """Put the pictures into a folder for each cluster, best first."""
     from secu.console import DecodeProgress
@@ -147,7 +148,7 @@ def sort(
     from secu.sorting import sort_run
 
     with DecodeProgress(errors) as progress:
-        count = sort_run(Run.open(run), destination, copy=copy, tell=tell, progress=progress)
+        count = sort_run(Run.open(run), destination, copy=copy, names=names, tell=tell, progress=progress)
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
 
 
