@@ -124,7 +124,8 @@ def test_fit_says_how_it_goes_and_where_to_look(run, home):
     assert re.fullmatch(r"\d+ images in digits", lines[0])
     assert re.fullmatch(r"about \d+ seconds on this device", lines[1])
     assert lines[2] == "reading images: 1 of 120"
-    assert lines[3] == "training on cpu, engine eager"
+    assert lines[3] == "reading images: 120 of 120"
+    assert lines[4] == "training on cpu, engine eager"
     assert lines.index("writing the tables") + 1 == lines.index("writing the report")
     assert any(re.fullmatch(r"ACC 0\.\d{4}  NMI 0\.\d{4}  ARI -?0\.\d{4} *", line) for line in lines)
     assert re.fullmatch(r"finished in \d+ s; look at runs/digits/report\.html", lines[-1])

@@ -34,7 +34,8 @@ def test_a_log_hears_now_and_then_of_decoding(clock):
     lines = log.file.getvalue().splitlines()
     assert lines[0] == "reading images: 1 of 10,000"
     assert lines[1] == "reading images: 3,002 of 10,000"
-    assert len(lines) == 4
+    assert lines[-1] == "reading images: 10,000 of 10,000"
+    assert len(lines) == 5
 
 
 def test_a_terminal_sees_a_bar_that_goes_away():

@@ -628,6 +628,12 @@ def test_three_hundred_clusters_are_searched_sorted_and_shown_a_page_at_a_time(p
     box.send_keys("BIRDS blue")
     assert [card.get_attribute("id") for card in page.all(".card")] == ["card-217"]
     box.clear()
+    content = page.content()
+    wanted = content["ids"][7].upper()
+    box.send_keys(wanted)
+    held = {c for c, name in zip(content["cluster"], content["ids"], strict=True) if wanted.lower() in name.lower()}
+    assert {card.get_attribute("id") for card in page.all(".card")} == {f"card-{cluster}" for cluster in held}
+    box.clear()
     box.send_keys("nothing like it")
     assert page.all(".card") == []
     page.script("arguments[0].value = ''; arguments[0].dispatchEvent(new Event('input'))", box)

@@ -97,9 +97,9 @@ class DecodeProgress(Shown):
         self.task = self.bar.add_task("", total=None)
 
     def __call__(self, done: int, total: int) -> None:
-        """Move the bar, which is gone when all is done; in a log a line at the start and now and then."""
+        """Move the bar, which is gone when all is done; in a log a line at the start, now and then and at the end."""
         now = time.monotonic()
-        if not self.console.is_terminal and (done == 1 or now - self.last_line > LINE_SECONDS):
+        if not self.console.is_terminal and (done in (1, total) or now - self.last_line > LINE_SECONDS):
             self.console.print(f"reading images: {done:,} of {total:,}", highlight=False, soft_wrap=True)
             self.last_line = now
         self.bar.start()

@@ -31,17 +31,24 @@ const orders = {
   unnamed: (a, b) => Boolean(nameOf(a)) - Boolean(nameOf(b)) || a - b,
 };
 
+/** The clusters with a picture whose name holds a word. Numbers mean clusters; of very many pictures no name is here. */
+function holders(word) {
+  if (!content.ids || word.length < 3 || !/\D/.test(word)) return new Set();
+  return new Set(content.cluster.filter((_, index) => content.ids[index].toLowerCase().includes(word)));
+}
+
 function matches(cluster, words) {
   const names = parts(cluster).flatMap(part => [`cluster ${part}`, ...clusters[part].classes.map(([name]) => name)]);
   const text = [nameOf(cluster), ...names].join("\n").toLowerCase();
-  return words.every(word => text.includes(word));
+  return words.every(([word, held]) => text.includes(word) || parts(cluster).some(part => held.has(part)));
 }
 
 /** Choose and sort the cards, and draw the first of them. */
 function arrangeCards() {
   const query = $("search").value.trim().toLowerCase();
   const isMeant = cluster => query !== "" && parts(cluster).includes(Number(query)); // its very number: comes first
-  view.order = rootsLeft().filter(cluster => matches(cluster, query.split(/\s+/))).sort(orders[$("sort").value]);
+  const words = query.split(/\s+/).map(word => [word, holders(word)]);
+  view.order = rootsLeft().filter(cluster => matches(cluster, words)).sort(orders[$("sort").value]);
   view.order.sort((a, b) => isMeant(b) - isMeant(a));
   view.merges = JSON.stringify(edits.merged);
   redrawCards(PAGE);
