@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secu.backbones import ViewNorm
-from secu.checkpoint import Trained, build, restore, save
+from secu.checkpoint import Trained, build, restore, snapshot
 from secu.constraints import SizeConstraint
 from secu.data import Images
 from secu.engine import Engine, choose_engine
@@ -123,7 +123,7 @@ def test_engine_does_what_the_eager_step_does(blobs, engine, device, on_host, co
     model, step = make_step(blobs, "eager", device, constraint)
     train_for(model, step, "eager", range(6))
     run = Run.create(tmp_path / "run", model.config)
-    save(run, model, step)
+    run.save(*snapshot(model, step))
     other_model, other_step = make_step(blobs, engine, device, constraint)
     restore(run, other_model, other_step)
     if on_host:

@@ -333,7 +333,7 @@ def test_scores_and_checkpoints_take_their_share_of_the_time_limit(tmp_path, dig
     monkeypatch.setattr(secu.train, "time", clock)
     monkeypatch.setattr(secu.train, "CHECKPOINT_SECONDS", -1)
     monkeypatch.setattr(secu.training, "scores_on", taking(7, secu.training.scores_on))
-    monkeypatch.setattr(secu.training, "save", taking(5, secu.training.save))
+    monkeypatch.setattr(Run, "save", taking(5, Run.save))
     config = config_of("evaluate_every=1")
     run = new_run(tmp_path / "run", config)
     options = {"test": digits, "device": "cpu", "time_limit": limit, "listener": clock.listener()}
@@ -345,8 +345,8 @@ def test_scores_and_checkpoints_take_their_share_of_the_time_limit(tmp_path, dig
 def test_a_checkpoint_comes_every_minute(tmp_path, digits, monkeypatch):
     clock, saved = Clock(), []
     monkeypatch.setattr(secu.train, "time", clock)
-    real = secu.training.save
-    monkeypatch.setattr(secu.training, "save", lambda *parts: (saved.append(clock.seconds), real(*parts)))
+    real = Run.save
+    monkeypatch.setattr(Run, "save", lambda *parts: (saved.append(clock.seconds), real(*parts)))
     config = config_of("optim.epochs=8")
     train(config, digits, new_run(tmp_path / "run", config), device="cpu", listener=clock.listener())
     assert saved == [70, 90]

@@ -55,7 +55,7 @@ def build(config: Config, images: int, shape: tuple[int, int, int], device: torc
 
 
 class Snapshot(NamedTuple):
-    """All that training needs to go on exactly as if it had not stopped."""
+    """All that training needs to go on exactly as if it had not stopped: what ``Run.save`` writes."""
 
     modules: dict[str, nn.Module]
     state: dict[str, Any]
@@ -65,11 +65,6 @@ def snapshot(model: Trained, step: Step) -> Snapshot:
     """Return how things stand between two epochs; what is in it changes as training goes on."""
     state = {"epochs_done": model.epochs_done, "seconds": model.seconds, "momentum": step.state_dict()}
     return Snapshot({"encoder": model.encoder, "clustering": model.clustering}, state)
-
-
-def save(run: Run, model: Trained, step: Step) -> None:
-    """Write a checkpoint."""
-    run.save(*snapshot(model, step))
 
 
 def restore(run: Run, model: Trained, step: Step) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from secu.checkpoint import Trained
 from secu.data import ImageSource
-from secu.data.own import OwnImages, pictures_of, printable
+from secu.data.own import OwnImages, ids_of, pictures_of, printable
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, outlier_limits, predict, score_clusters
 from secu.health import warnings_of
@@ -47,7 +47,7 @@ class Results:
     @property
     def ids(self) -> Sequence[str]:
         """What each image is called: its path, or its number in the data set."""
-        return self.images.ids if isinstance(self.images, OwnImages) else [str(i) for i in range(len(self.images))]
+        return ids_of(self.images)
 
     @property
     def labels(self) -> list[str] | None:

@@ -4,7 +4,6 @@ import csv
 import os
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,12 @@ from PIL import Image
 
 from secu.checkpoint import load_trained
 from secu.data import ImageSource
-from secu.data.own import OwnImages, printable
+from secu.data.own import OwnImages, ids_of, printable
 from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import embed, predict
 from secu.fit import images_of
-from secu.run import Run, void
+from secu.run import Run, aside, void
 from secu.train import choose_device
 
 SAFE = re.compile(r"[^\w.\-]+")
@@ -57,24 +56,18 @@ def sort_run(
     model = load_trained(run, images.shape, choose_device("auto"))
     embeddings = embed(model.encoder, model.augmentation, images).cpu()
     found = predict(embeddings, model.clustering.head().cpu(), model.config.loss.prediction_temperature)
-    ids = images.ids if isinstance(images, OwnImages) else [str(i) for i in range(len(images))]
-    edits = read_edits(names, model.config.heads[0])
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
-    try:
-        for folder in edits.folders if names is None else ():  # an empty cluster, too, unless it may have been merged
-            (temporary / folder).mkdir()
+    ids, edits = ids_of(images), read_edits(names, model.config.heads[0])
+    with aside(destination) as folder:
+        place = folder / destination.name
+        for name in edits.folders if names is None else ():  # an empty cluster, too, unless it may have been merged
+            (place / name).mkdir(parents=True)
         ranks: Counter[str] = Counter()
         for index in found.cosine.argsort(descending=True, stable=True).tolist():
-            folder = WRONG if printable(ids[index]) in edits.wrong else edits.folders[int(found.cluster[index])]
-            (temporary / folder).mkdir(exist_ok=True)
-            put(images, index, temporary / folder, ranks[folder], copy=copy)
-            ranks[folder] += 1
-        temporary.chmod(0o755)
-        temporary.rename(destination)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
+            name = WRONG if printable(ids[index]) in edits.wrong else edits.folders[int(found.cluster[index])]
+            (place / name).mkdir(parents=True, exist_ok=True)
+            put(images, index, place / name, ranks[name], copy=copy)
+            ranks[name] += 1
+        place.rename(destination)
     return len(images)
 
 

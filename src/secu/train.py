@@ -137,23 +137,17 @@ def train_together(
                     save_all(trainings)
                 break
     except KeyboardInterrupt:
-        save_last(trainings)
+        save_all(trainings)
         raise
     for training in trainings:
         training.describe(beside=len(jobs) - 1)
     return models
 
 
-def save_last(trainings: Sequence[Training]) -> None:
-    """Write checkpoints of the last epoch that all have behind them; none if the interruption came between two."""
-    lasts = [training.last for training in trainings]
-    if len({last.state["epochs_done"] if last else None for last in lasts}) == 1 and lasts[0]:
-        for training in trainings:
-            training.save_last()
-
-
 def save_all(trainings: Sequence[Training]) -> float:
-    """Write a checkpoint of each, and return the time."""
-    for training in trainings:
-        training.save()
+    """Write a checkpoint of each, unless an interruption came before all had ended the same epoch; return the time."""
+    if len({training.last.state["epochs_done"] if training.last else 0 for training in trainings}) == 1:
+        for training in trainings:
+            if training.last:
+                training.save()
     return time.monotonic()

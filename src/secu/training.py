@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import secu
-from secu.checkpoint import Snapshot, Trained, build, load_weights, restore, save, snapshot, start_from
+from secu.checkpoint import Snapshot, Trained, build, load_weights, restore, snapshot, start_from
 from secu.config import Config
 from secu.data import ImageSource
 from secu.errors import UserError
@@ -152,6 +152,7 @@ class Training:
             self.write_good()
             load_weights(self.run, BEST, self.model)
             self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **scores_on(self.model, test)}
+            self.remember()
 
     def write_good(self) -> None:
         """Write the model that is kept, if it is not on disk yet."""
@@ -159,17 +160,12 @@ class Training:
             self.run.save_model(BEST, *self.good)
             self.good = None
 
-    def save(self) -> None:
-        """Write a checkpoint, and before it what is kept: a run that is resumed needs both."""
-        self.write_good()
-        save(self.run, self.model, self.step)
-
     def remember(self) -> None:
-        """Keep a copy of how things stand, for when the next epoch is interrupted."""
+        """Copy how things stand after an epoch: what a checkpoint holds, also if the next epoch is interrupted."""
         self.last = copy.deepcopy(snapshot(self.model, self.step))
 
-    def save_last(self) -> None:
-        """Write a checkpoint of what was remembered."""
+    def save(self) -> None:
+        """Write a checkpoint of what was remembered, and before it what is kept: to resume a run takes both."""
         assert self.last
         self.write_good()
         self.run.save(*self.last)

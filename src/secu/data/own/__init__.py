@@ -40,6 +40,7 @@ __all__ = [
     "Source",
     "decoded",
     "decoded_in_batches",
+    "ids_of",
     "open_source",
     "pictures_of",
     "prepare",
@@ -122,6 +123,11 @@ class OwnImages(Images):
             source=self.source,
             numbers=[self.numbers[i] for i in rows] if self.source else (),
         )
+
+
+def ids_of(images: ImageSource) -> Sequence[str]:
+    """Return what each image is called: own ones by their ids, others by their number in the data set."""
+    return images.ids if isinstance(images, OwnImages) else [str(i) for i in range(len(images))]
 
 
 def pictures_of(images: ImageSource, index: Tensor, side: int) -> Tensor:
