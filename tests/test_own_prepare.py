@@ -369,8 +369,10 @@ def test_the_same_array_understood_in_another_way_is_decoded_anew(tmp_path, cach
         assert firsts(prepare(source, 8, 1, cache=cache)) == [level] * 4
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("kind", ["folder", "zip", "array"])
-def test_people_see_the_originals_where_these_are_larger(tmp_path, cache, kind):
+def test_people_see_the_originals_where_these_are_larger(tmp_path, cache, kind, channels):
     levels = np.arange(6, dtype=np.uint8)[:, None, None, None] * 40 + np.arange(48, dtype=np.uint8)[None, None, :, None]
     pictures = np.broadcast_to(levels, (6, 40, 48, 3))
     source = tmp_path / "folder"
@@ -382,15 +384,15 @@ def test_people_see_the_originals_where_these_are_larger(tmp_path, cache, kind):
     elif kind == "array":
         source = tmp_path / "a.npy"
         np.save(source, pictures)
-    images = prepare(open_source(source), 8, 3, cache=cache).only([5, 1, 3])
+    images = prepare(open_source(source), 8, channels, cache=cache).only([5, 1, 3])
     index = torch.tensor([2, 0])
     assert images.pictures(index, 8).equal(images.fetch(index))
     for side, found in ((20, 20), (40, 40), (300, 40)):  # never enlarged
         shown = images.pictures(index, side)
-        assert shown.shape == (2, 3, found, found)
-        wanted = [open_source(source).decode(number, found, 3) for number in (3, 5)]
+        assert shown.shape == (2, channels, found, found)
+        wanted = [open_source(source).decode(number, found, channels) for number in (3, 5)]
         assert torch.equal(shown, torch.from_numpy(np.stack(wanted)))
-    assert pictures_of(Images(images.pixels), index, 40).shape == (2, 3, 8, 8)
+    assert pictures_of(Images(images.pixels), index, 40).shape == (2, channels, 8, 8)
 
 
 def test_an_original_that_is_gone_is_shown_as_it_was(tmp_path, cache):

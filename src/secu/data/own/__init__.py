@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from secu.data.images import Images, ImageSource
 from secu.data.own.archives import TAR_SUFFIXES, TarSource, ZipSource
 from secu.data.own.arrays import ArraySource, open_array
@@ -95,14 +97,10 @@ class OwnImages(Images):
         numbers = [self.numbers[i] for i in index.tolist()]
         with closing(decoded(self.source, side, channels, only=numbers)) as outcomes:
             found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
-        rows = torch.arange(side) * stored // side
-        enlarged = (self.pixels[i][:, rows][:, :, rows] for i in index.tolist())
-        return torch.stack(
-            [
-                torch.from_numpy(found[number]) if number in found else spare
-                for number, spare in zip(numbers, enlarged, strict=True)
-            ]
-        )
+        rows = np.arange(side) * stored // side
+        for number, pixels in zip(numbers, self.pixels[index].numpy(), strict=True):
+            found.setdefault(number, pixels[:, rows][:, :, rows])
+        return torch.from_numpy(np.stack([found[number] for number in numbers]))
 
     def only(self, rows: list[int]) -> OwnImages:
         """Return some of the images, in this order, with the classes that are left."""
