@@ -324,6 +324,13 @@ def test_normalize_enlarges_smaller_images() -> None:
     assert (views[0] * 255 - torch.from_numpy(np.array(theirs)).permute(2, 0, 1)).abs().max() < 1.1
 
 
+def test_normalize_may_keep_the_whole_image() -> None:
+    pixels, config = random_pixels(2, (41, 50)), AugmentConfig(size=32, plain="whole")
+    augmentation = build(config, (41, 50))
+    assert torch.equal(augmentation.normalize(pixels), build(OFF, (41, 50)).normalize(pixels))
+    assert augmentation(pixels).shape == (2, 2, 3, 32, 32)
+
+
 def test_wrong_channels_are_named() -> None:
     with pytest.raises(UserError, match=r"data\.std: 3 values, but the images have 1 channels"):
         Augmentation(OFF, (0.5,), (0.2, 0.2, 0.2), 1, (8, 8))

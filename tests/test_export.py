@@ -21,6 +21,7 @@ KINDS = {
     "grey": (1, {}),
     "colour": (3, {}),
     "cropped": (3, {"augment": {"size": 6}, "data": {"image_size": 8}}),
+    "whole": (3, {"augment": {"size": 6, "plain": "whole"}, "data": {"image_size": 8}}),
     "resnet": (3, {"encoder": {"backbone": "resnet18"}, "optim": {"epochs": 0}}),
 }
 

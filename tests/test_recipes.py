@@ -60,6 +60,7 @@ def test_all_recipes_are_there():
     assert recipe_names() == sorted(
         [
             *("cifar10", "cifar10-entropy", "cifar10-closed-form", "cifar10-ce", "cifar10-coke"),
+            *("cifar10-fast",),
             *("cifar100-20", "cifar100-20-entropy", "cifar100", "cifar100-entropy"),
             *("stl10", "stl10-entropy", "stl10-stage2", "imagenet", "imagenet-entropy", "digits"),
         ]

@@ -263,6 +263,16 @@ def test_views_of_another_size_are_framed_as_for_evaluation(size: tuple[int, int
     assert not flips.all(0).any()
 
 
+def test_views_are_whole_where_evaluation_sees_whole_images() -> None:
+    config, size = AugmentConfig(size=8, plain="whole"), (12, 16)
+    views, as_they_are = (
+        StrongAugmentation(one, SelfLabelConfig(), (0.5,), (0.25,), 3, size)(random_pixels(4, size), seeded())
+        for one in (config, AugmentConfig())
+    )
+    assert views.shape == (2, 4, 3, *size)
+    assert torch.equal(views, as_they_are)
+
+
 def test_crops_and_cutouts_are_measured_in_the_view() -> None:
     config = AugmentConfig(size=16)
     augmentation = StrongAugmentation(config, SelfLabelConfig(), (0.5,), (0.25,), 3, (64, 64))

@@ -97,9 +97,9 @@ class Augmentation(nn.Module):
         return ((images - self.mean) / self.std).contiguous().view(2, *pixels.shape[:2], *self.view_size)
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Return the un-augmented images for evaluation: the centre, in the size of a view, normalised."""
+        """Return the un-augmented images for evaluation, normalised: whole, or the centre in the size of a view."""
         images = pixels.float() / 255
-        if self._reframes:
+        if self._reframes and self.config.plain == "centre":
             images = ops.crop(images, self.centre.expand(images.shape[0], 4), self.view_size).contiguous()
         return (images - self.mean) / self.std
 

@@ -58,6 +58,7 @@ class AugmentConfig(Model):
     """Random views of an image. A pair holds one probability for each of the two views."""
 
     size: int | None = Field(None, ge=1)  # side of a view; None: that of the image
+    plain: Literal["centre", "whole"] = "centre"  # what evaluation sees: the centre, as large as a view, or the image
     crop_min: float = Field(0.3, gt=0, le=1)  # smallest crop as a share of the area; 1: no crop
     crop_aspect: float = Field(4 / 3, ge=1)  # aspect ratio between 1/this and this
     affine: AffineConfig | None = None

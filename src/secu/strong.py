@@ -1,7 +1,8 @@
 """Weak and strong views for self-labeling: a batch of uint8 images → two float32 views, normalised, on any device.
 
-The weak view is the image, mirrored or not: the model's own label is read from it. The strong view teaches that label:
-mirrored or not, cropped, changed by operations of RandAugment, each drawn from all of them, and with a square cut out.
+The weak view is what evaluation sees, mirrored or not: the model's own label is read from it. The strong view teaches
+that label: mirrored or not, cropped, changed by operations of RandAugment, each drawn from all of them, and with a
+square cut out.
 Random numbers and arithmetic are kept apart as in augment.py: ``draw`` takes all random numbers of a batch in one call,
 ``choose`` turns them into the parameters of strong_pixels.py, ``apply`` is a pure function of pixels and draws.
 """
@@ -19,7 +20,7 @@ class StrongAugmentation(Augmentation):
     """A weak and a strong random view of images of one size.
 
     Args:
-        config: the settings of the run before: size of a view, and whether images may be mirrored.
+        config: the settings of the run before: what evaluation sees, and whether images may be mirrored.
         strong: the settings of the strong view.
         mean: of the data, one number or one a channel, for pixels from 0 to 1.
         std: likewise.
@@ -39,6 +40,8 @@ class StrongAugmentation(Augmentation):
         channels: int,
         image_size: tuple[int, int],
     ) -> None:
+        if config.plain == "whole":
+            config = config.model_copy(update={"size": None})
         super().__init__(config, mean, std, channels, image_size)
         height, width = self.view_size
         self.operations = strong.operations
