@@ -31,12 +31,14 @@ from results import KEPT, METRICS, ROOT, spread, with_table
 from rich.console import Console
 from sklearn.cluster import KMeans
 
+from secu.config import Config
 from secu.console import ProgressListener
 from secu.errors import UserError
 from secu.fit import Request, fit, plan_for
 from secu.metrics import score
+from secu.plan import Facts, make_plan
 from secu.run import write_json, write_text
-from secu.settings import merge, parse_overrides
+from secu.settings import merge, parse_overrides, resolve
 from secu.train import choose_device
 
 DOC = ROOT / "docs" / "defaults.md"
@@ -187,6 +189,7 @@ def as_table(groups: list[list[Record]]) -> str:
         seeds = ", ".join(str(record["seed"]) for record in records)
         places = ", ".join(sorted({place_of(record["hardware"]) for record in records}))
         commits = ", ".join(sorted({record["commit"][:7] for record in records}))
+        commits += "" if by_present_rules(first) else ", by rules of then"
         lines.append(
             f"| `{first['name']}` | {first['images']:,} of {first['side']} px "
             f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} | {plain} | {found} "
@@ -198,6 +201,23 @@ def as_table(groups: list[list[Record]]) -> str:
 def settings_of(record: Record) -> Record:
     """Return what the rules chose, which is the same for every seed."""
     return {key: value for key, value in record["config"].items() if key != "seed"}
+
+
+def by_present_rules(record: Record) -> bool:
+    """Say whether the rules, as they are now, would choose the same settings for the same images."""
+    try:
+        then = resolve(record["config"])
+    except UserError:  # a setting that is no longer one
+        return False
+    channels = then.data.channels or len(then.data.mean)
+    facts = Facts(record["images"], record["side"], channels, record["hardware"]["device"])
+    now = make_plan(facts, record["clusters"], Request.balance, {}).config
+    return rules_of(then) == rules_of(now)
+
+
+def rules_of(config: Config) -> Record:
+    """Return the settings that the rules decide; which images they are is not one of them."""
+    return {key: value for key, value in config.settings().items() if key not in ("seed", "data")}
 
 
 def place_of(hardware: Record) -> str:

@@ -13,6 +13,8 @@ from PIL import Image
 
 from secu.data.own import open_source
 from secu.errors import UserError
+from secu.plan import Facts, make_plan
+from secu.settings import merge
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "defaults.py"
@@ -63,10 +65,11 @@ def write_cifar10(folder: Path, count: int = 60) -> Path:
 
 def result(defaults, name: str = "digits", seed: int = 0, **more) -> dict:
     scores = {"acc": 0.5 + seed / 10, "nmi": 0.25, "ari": 0.125, "largest": 60 + seed, "smallest": 40}
+    config = make_plan(Facts(100, 8, 1, "cpu"), 2, 0.9, {"seed": seed}).config.model_dump(mode="json")
     return {
         **{"name": name, "seed": seed, "commit": "abcdef0123", "images": 100, "side": 8, "clusters": 2, **scores},
         **{"groups": {"a": 30, "b": 70}, "decode_seconds": 6.0, "seconds": 54.0, "kmeans": {**scores, "seconds": 1.0}},
-        **{"hardware": {"device": "cpu", "gpu": None, "threads": 2}, "config": {"seed": seed, "heads": [2]}, **more},
+        **{"hardware": {"device": "cpu", "gpu": None, "threads": 2}, "config": config, **more},
     }
 
 
@@ -173,9 +176,17 @@ def test_the_table_has_a_row_for_each_set_and_device(defaults):
     assert lines[2] == f"| `digits` | 100 of 8 px | 2 of 30 to 70 | {measured} | cpu, 2 threads | abcdef0 |"
     assert lines[3].startswith("| `fashion-5000` |")
     assert len(lines) == 4
-    changed = result(defaults, seed=2, config={"seed": 2, "heads": [2, 4]})
+    other = result(defaults, seed=2)
+    changed = other | {"config": merge(other["config"], {"heads": [2]})}
     with pytest.raises(UserError, match="digits: the seeds were run with different rules"):
         defaults.as_table([[result(defaults), changed]])
+
+
+def test_a_row_by_earlier_rules_says_so(defaults):
+    for old in ({"optim": {"epochs": 7}}, {"centers": {"a setting that is gone": 1}}):
+        record = result(defaults)
+        row = defaults.as_table([[record | {"config": merge(record["config"], old)}]]).splitlines()[-1]
+        assert row.endswith("| abcdef0, by rules of then |")
 
 
 def test_the_page_is_made_from_the_kept_results(monkeypatch):
