@@ -505,7 +505,7 @@ NAN = np.where(np.arange(60)[:, None, None] == 7, np.nan, X / 255)
         (np.zeros((5, 0, 8)), "shape"),
         (NAN, "NaN or infinite values in 1 of 60 images, first in 7"),
         (np.where(np.isnan(NAN), np.inf, NAN), "NaN or infinite"),
-        (X - 100.0, "valid: 0 to 1 or 0 to 255"),
+        (X - 100.0, "valid: 0 to 1, 0 to 16 or 0 to 255"),
         (X + 0j, "Complex data not supported"),
         ([X[0], X[1, :4]], "inhomogeneous"),
         (["nowhere.png"] * 5, "none of 5 images tried in X can be read"),

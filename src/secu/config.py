@@ -27,7 +27,7 @@ class DataConfig(Model):
     test: str = "test"
     image_size: int | None = Field(None, ge=1)  # decode to this square; None: as stored
     channels: Literal[1, 3] | None = None  # decode to grey or to colour; None: as stored
-    values: Literal["float 0..1", "float 0..255", "int 0..255", "int 0..65535"] | None = None  # what an array holds
+    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # what numbers an array holds: float 0..1
     mean: Channels = (0.5,)
     std: Channels = (0.25,)
 

@@ -49,7 +49,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
 
     What is not asked for follows from the number, size and colour of the images and from the device, as it does for
     ``secu fit``; the same settings give the same clusters. ``X`` is everywhere an array or tensor (N, H, W),
-    (N, H, W, 3), (N, 3, H, W) or (N, H·H) of values from 0 to 1 or 0 to 255, a list of paths or of PIL images, or the
+    (N, H, W, 3), (N, 3, H, W) or (N, H·H) of values from 0 to 1, 16 or 255, a list of paths or of PIL images, or the
     path of a folder, a glob, an array file, a manifest or an archive. Images may be of any size.
 
     Args:

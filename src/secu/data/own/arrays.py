@@ -4,8 +4,10 @@ Shapes are (N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W); 
 the last is. Values are understood by their range over the whole array, never image by image:
 
 - uint8 as it is, bool as 0 and 255;
-- other integers: 0 to 255 as they are, else 0 to 65,535 as 16-bit (the lower 8 bits are dropped);
-- floats: 0 to 1 times 255, else 0 to 255 as they are, rounded.
+- other integers: 0 to 1, 0 to 16 and 0 to 255 spread over 0 to 255; of 10, 12, 14 or 16 bits the upper 8;
+- floats: 0 to 1, 0 to 16 and 0 to 255 likewise, rounded.
+
+0 to 16 are scikit-learn's digits, 12 bits what cameras of microscopes give.
 
 New arrays are understood as those that a run was trained on (``read_as``), so that a few dark images are no other ones.
 """
@@ -26,7 +28,7 @@ from secu.errors import UserError
 IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # of an .npz that holds several such arrays
 SLACK = 1e-4  # by which floats may pass the ends of their range, as after scaling an image
 BLOCK = 64 << 20  # bytes looked at in one go
-FACTORS = {"float 0..1": 255.0, "float 0..255": 1.0, "int 0..255": 1.0, "int 0..65535": 1 / 256}  # to 0 to 255
+HIGHEST = {"float": (1, 16, 255), "int": (1, 16, 255, 1023, 4095, 16383, 65535)}  # of the ranges that are understood
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
 
@@ -69,14 +71,17 @@ class ArraySource(Source):
         """
         if not values or not self.values or values.split()[0] != self.values.split()[0]:
             return
-        dark = values == "int 0..65535" or self.high <= 0  # a smaller range, but nothing against the larger one
+        kind, highest = _parts(values)
+        # A few dark images have a smaller range; but floats up to 1 were rather scaled in another way.
+        dark = highest > _parts(self.values)[1] and (kind == "int" or self.high > 1 or self.high <= 0)
         if values != self.values and not dark:
             found = f"{self.name} holds values from {self.low:g} to {self.high:g}, which are taken as {self.values}"
             raise UserError(f"source: {found}; the run was trained on {values}: scale them alike")
         self._understand(values)
 
     def _understand(self, values: str) -> None:
-        self.values, self.factor = values, FACTORS[values]
+        highest = _parts(values)[1]
+        self.values, self.factor = values, 255 / highest if highest <= 255 else 256 / (highest + 1)
         self.note = f"values from {self.low:g} to {self.high:g} are taken as {values}"
 
     def read(self, i: int) -> Raw:
@@ -181,16 +186,23 @@ def _channels_last(name: str, array: NDArray[Any]) -> NDArray[Any]:
     raise wrong
 
 
-def _values(name: str, kind: np.dtype[Any], low: float, high: float) -> str:
+def _values(name: str, dtype: np.dtype[Any], low: float, high: float) -> str:
     """Return how values of this range are understood."""
-    floats = kind.kind == "f"
-    for values in FACTORS:
-        word, highest = values.split(" 0..")
-        slack = SLACK * int(highest) if floats else 0
-        if (word == "float") == floats and low >= -slack and high <= int(highest) + slack:
-            return values
-    valid = "0 to 1 or 0 to 255" if floats else "0 to 255 or 0 to 65535"
-    raise UserError(f"source: {name} holds {kind} values from {low:g} to {high:g}; valid: {valid}")
+    kind = "float" if dtype.kind == "f" else "int"
+    slack = SLACK if kind == "float" else 0
+    for highest in HIGHEST[kind]:
+        if low >= -slack * highest and high <= (1 + slack) * highest:
+            return f"{kind} 0..{highest}"
+    *ranges, last = (f"0 to {highest}" for highest in HIGHEST[kind])
+    raise UserError(
+        f"source: {name} holds {dtype} values from {low:g} to {high:g}; valid: {', '.join(ranges)} or {last}"
+    )
+
+
+def _parts(values: str) -> tuple[str, int]:
+    """Return the kind of number and the highest one."""
+    kind, _, highest = values.partition(" 0..")
+    return kind, int(highest)
 
 
 def _blocks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
