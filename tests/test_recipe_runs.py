@@ -55,6 +55,22 @@ def test_an_interrupted_repeat_goes_on_and_gives_what_an_uninterrupted_one_gives
     assert records[1]["acc"] == last["acc"]
 
 
+def test_settings_of_own_images_are_not_for_a_data_set(tmp_path):
+    config = load_config("digits", [*TINY, "data.image_size=16", "data.channels=3"])
+    with pytest.raises(UserError, match=r"data.channels: 3 is for own images \(secu fit\), got data.name=digits"):
+        run_recipe(config, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_run_to_start_from_is_not_the_one_that_force_replaces(tmp_path):
+    run_recipe(load_config("digits", TINY), tmp_path / "run", device="cpu")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    second = load_config("digits", [*TINY, f"init_from={tmp_path / 'run'}"])
+    with pytest.raises(UserError, match=r"init_from: .*run is the run that force would replace"):
+        run_recipe(second, tmp_path / "run", device="cpu", force=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def test_seeds_side_by_side_give_what_each_gives_alone_and_go_on_after_an_interruption(tmp_path):
     def listen(seed, first):
         assert first == (seed == 0)

@@ -215,6 +215,16 @@ def test_a_second_run_can_be_taught_again(tmp_path, second, quick):
     assert model.finished
 
 
+def test_a_run_whose_views_are_smaller_than_its_images_can_be_taught(tmp_path, digits, quick):
+    config = load_config("digits", [*TINY, "augment.size=6", "augment.plain=whole"])
+    run = Run.create(tmp_path / "run", config)
+    train(config, digits, run, test=digits, device="cpu")
+    _, model, outcome = self_label(run, tmp_path / "second", SHORT, device="cpu")
+    assert model.augmentation.view_size == (8, 8)
+    assert outcome is not None
+    assert 0 <= outcome.before.information <= 1
+
+
 def test_images_whose_classes_are_unknown_have_no_calibration_error(tmp_path, source, digits, quick, monkeypatch):
     for module in ("fit", "selflabel"):
         monkeypatch.setattr(f"secu.{module}.load", lambda *_: Images(digits.pixels))
@@ -242,6 +252,31 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, source, quic
     assert model.finished
     assert outcome is not None
     assert_same(parts, whole)
+
+
+def test_an_interruption_while_the_end_is_scored_costs_an_epoch(tmp_path, source, quick, monkeypatch):
+    """The last epoch is far from the best: what is on disk in the end must be the best one, and no half of each."""
+    best = iter([1.0, 0.5, 0.4, 0.4, 0.3])
+
+    def look(lesson, model):
+        return {"information": next(best), "agreement": 0.5}
+
+    def pressed(training, test):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selflabel.Lesson, "after_epoch", look)
+    settings = SHORT | {"selflabel": SHORT["selflabel"] | {"keep_best": True}}
+    with monkeypatch.context() as patch:
+        patch.setattr("secu.training.Training.finish", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            self_label(source, tmp_path / "run", settings, device="cpu")
+    assert Run.open(tmp_path / "run").load_state()["epochs_done"] == 2
+    run, model, _ = self_label(source, tmp_path / "run", settings, device="cpu", resume=True)
+    kept, written = run.load_model("best.safetensors"), run.load_model()
+    assert run.metadata("best.safetensors")["epoch"] == "0"
+    for name, tensor in model.encoder.state_dict().items():
+        assert torch.equal(tensor, kept[f"encoder.{name}"])
+        assert torch.equal(tensor, written[f"encoder.{name}"])
 
 
 def test_a_run_stopped_by_the_time_limit_has_no_outcome_and_goes_on(tmp_path, source, second, quick):

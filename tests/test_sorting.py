@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tarfile
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from own_images import digits, fitted, rows_of, tree, write_folder, write_zip
 from secu import sorting
 from secu.data import load
+from secu.data.own.archives import TarSource
 from secu.errors import UserError
 from secu.run import Run
 from secu.settings import load_config
@@ -65,6 +67,18 @@ def test_every_picture_lies_in_the_folder_of_its_cluster_best_first(run, picture
             assert path.is_symlink() is not copy
             assert path.read_bytes() == (pictures / name).read_bytes()
             assert copy or path.resolve() == pictures / name
+
+
+def test_a_compressed_archive_is_read_from_its_start_to_its_end(pictures, tmp_path, monkeypatch):
+    """Going back in it means to unpack it from its start."""
+    with tarfile.open(tmp_path / "p.tar.gz", "w:gz") as archive:
+        archive.add(pictures, "p")
+    run, read = fitted(tmp_path, tmp_path / "p.tar.gz"), []
+    real = TarSource.read
+    monkeypatch.setattr(TarSource, "read", lambda source, i: read.append(source.position(i)) or real(source, i))
+    assert sort_run(run, tmp_path / "sorted", copy=True) == 60
+    assert len(read) == 120  # decoded, then unpacked
+    assert read[60:] == sorted(read)[::2]
 
 
 def test_links_hold_wherever_one_stands(run, pictures, tmp_path, monkeypatch):

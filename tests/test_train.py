@@ -174,6 +174,9 @@ def test_a_run_interrupted_anywhere_and_resumed_equals_one_in_one_go(
         train(config, digits, run, device="cpu", listener=Interrupting(**interruption))
     done = interruption.get("epoch", (interruption.get("step", 0) - 1) // STEPS)
     assert (run.load_state()["epochs_done"] if run.has_checkpoint() else 0) == done
+    if done:  # what the run says of itself is what was saved
+        told = json.loads((run.path / "run.json").read_text())
+        assert (told["epochs_done"], told["finished"], told["last_epoch"]["epoch"]) == (done, False, done - 1)
     assert not any(path.name.startswith(".") for path in run.path.iterdir())
     train(config, digits, run, device="cpu", resume=True)
     assert_same(run, whole)

@@ -97,8 +97,8 @@ def consistency(
         for index_B in batches_of(index_N, source):
             pixels = source.fetch(index_B).to(device)
             changed = augmentation.apply(pixels, augmentation.draw(len(index_B), generator))
-            both = torch.cat([augmentation.normalize(pixels), *(changed[view] for view in views)])
-            plain_B, *view_labels = (encoder.embed(both) @ centers_KD.T).argmax(-1).split(len(index_B))
+            seen = (augmentation.normalize(pixels), *(changed[view] for view in views))  # maybe of another size
+            plain_B, *view_labels = ((encoder.embed(batch) @ centers_KD.T).argmax(-1) for batch in seen)
             for label_B in view_labels:
                 counts += torch.bincount(plain_B * clusters + label_B, minlength=clusters**2).cpu()
     table_KK = counts.view(clusters, clusters)

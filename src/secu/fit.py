@@ -92,7 +92,7 @@ def fit(
     known = remember(source, images) if source.place else {}
     config = with_statistics(plan.config, images)
     if before is None:
-        _check(config, images, request.device, out if force else None)
+        _check(config, images, request.device)
     else:
         _require_same(before, config, known)
     run = Run.start(out, config, resume=resume, force=force)
@@ -124,12 +124,10 @@ def _require_same(run: Run, config: Config, now: Known) -> None:
         raise UserError(f"resume: the images changed since {run.path} began: {told}; restore them, or begin a new run")
 
 
-def _check(config: Config, images: OwnImages, device: str, replaced: Path | None) -> None:
+def _check(config: Config, images: OwnImages, device: str) -> None:
     """Raise what would stop the training before it costs an old run."""
     if len(images) < config.heads[0]:
         raise UserError(f"clusters: {config.heads[0]} clusters need as many images, got {len(images)} that can be read")
-    if replaced and config.init_from and Path(config.init_from).resolve() == replaced.resolve():
-        raise UserError(f"init_from: {config.init_from} is the run that force would replace; choose another folder")
     check(config, images, device)
 
 

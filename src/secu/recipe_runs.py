@@ -43,6 +43,9 @@ def run_side_by_side(
     choose_device(device)
     check_alike([config for config, _, _ in wanted])
     config = wanted[0][0]
+    for name in ("source", "labels", "channels", "values"):
+        if (value := getattr(config.data, name)) is not None:
+            raise UserError(f"data.{name}: {value} is for own images (secu fit), got data.name={config.data.name}")
     images = load(config.data.name, config.data.train, data, config.data.image_size)
     test = load(config.data.name, config.data.test, data, config.data.image_size)
     for config, path, _ in wanted:

@@ -13,7 +13,8 @@
     report.html         everything to look at
     selflabel.json      what self-labeling changed; best.safetensors is the model of the epoch it ends with
 
-Every file is written beside its place and then renamed, so that an interruption leaves the old one or the new one.
+Every file is written beside its place and then renamed, so that an interruption leaves the old one or the new one; but
+metrics.jsonl grows by a line an epoch, of which a cut one is not read.
 """
 
 import csv
@@ -134,6 +135,8 @@ class Run:
     def start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run":
         """Create the run's folder, or open it to resume with the very same settings."""
         cls.check_free(path, force=force, resume=resume)
+        if config.init_from and Path(config.init_from).resolve() == path.resolve():
+            raise UserError(f"init_from: {config.init_from} is the run that force would replace; choose another folder")
         run = cls.to_resume(path) if resume else None
         if run is None:
             return cls.create(path, config, force=force)

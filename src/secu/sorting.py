@@ -62,11 +62,14 @@ def sort_run(
         for name in edits.folders if names is None else ():  # an empty cluster, too, unless it may have been merged
             (place / name).mkdir(parents=True)
         ranks: Counter[str] = Counter()
+        wanted = []
         for index in found.cosine.argsort(descending=True, stable=True).tolist():
             name = WRONG if printable(ids[index]) in edits.wrong else edits.folders[int(found.cluster[index])]
-            (place / name).mkdir(parents=True, exist_ok=True)
-            put(images, index, place / name, ranks[name], copy=copy)
+            wanted.append((position(images, index), index, place / name, ranks[name]))
             ranks[name] += 1
+        for _, index, target, rank in sorted(wanted):
+            target.mkdir(parents=True, exist_ok=True)
+            put(images, index, target, rank, copy=copy)
         place.rename(destination)
     return len(images)
 
@@ -102,6 +105,13 @@ def read_edits(names: Path | None, clusters: int) -> Edits:
     if not rows:
         raise UserError(f"names: {names} is not the table that the report of this run downloads")
     return Edits(folders, wrong)
+
+
+def position(images: ImageSource, index: int) -> int:
+    """Return a number that grows along the order in which the originals are read fast: a .tar.gz has no way back."""
+    if isinstance(images, OwnImages) and images.source:
+        return images.source.position(images.numbers[index])
+    return index
 
 
 def put(images: ImageSource, index: int, folder: Path, rank: int, *, copy: bool) -> None:

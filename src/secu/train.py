@@ -106,7 +106,7 @@ def train_together(
     for job in jobs:
         feed = trainings[0].step.feed if trainings else None  # images on the device serve all
         shared = feed if isinstance(feed, ResidentFeed) else None
-        trainings.append(Training(job, images, place, kind, resume=resume, feed=shared))
+        trainings.append(Training(job, images, place, kind, resume=resume, feed=shared, beside=len(jobs) - 1))
     models = [training.model for training in trainings]
     if len({model.epochs_done for model in models}) > 1:
         raise UserError("runs side by side must have the same number of epochs behind them; resume them one by one")
@@ -115,6 +115,7 @@ def train_together(
         training.begin()
         if training.model.finished:  # a run that is resumed may have stopped just before it was described
             training.finish(test)
+            training.describe()
     saved, longest_end = time.monotonic(), 0.0
     try:
         while not models[0].finished:
@@ -123,11 +124,11 @@ def train_together(
             trained = time.monotonic()
             for training, values in zip(trainings, losses, strict=True):
                 training.end_epoch(values, trained - began, trained - started, test)
-            for training in trainings:
-                training.remember()
             if models[0].finished:
                 for training in trainings:
                     training.finish(test)
+            for training in trainings:
+                training.remember()
             if save_due := models[0].finished or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 saved = save_all(trainings)
             ended = time.monotonic()
@@ -139,8 +140,6 @@ def train_together(
     except KeyboardInterrupt:
         save_all(trainings)
         raise
-    for training in trainings:
-        training.describe(beside=len(jobs) - 1)
     return models
 
 

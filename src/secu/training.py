@@ -79,9 +79,10 @@ class Training:
         *,
         resume: bool,
         feed: ResidentFeed | None = None,
+        beside: int = 0,
     ) -> None:
         self.run, self.listener, self.after_epoch = job.run, job.listener, job.after_epoch
-        self.engine, self.device = engine, device
+        self.engine, self.device, self.beside = engine, device, beside
         self.model = model = build(job.config, len(images), images.shape, device)
         self.step = step_of(job.config)(
             *(job.config, images, model.augmentation, model.encoder, model.clustering, device),
@@ -152,7 +153,6 @@ class Training:
             self.write_good()
             load_weights(self.run, BEST, self.model)
             self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **scores_on(self.model, test)}
-            self.remember()
 
     def write_good(self) -> None:
         """Write the model that is kept, if it is not on disk yet."""
@@ -169,25 +169,28 @@ class Training:
         assert self.last
         self.write_good()
         self.run.save(*self.last)
+        self.describe()
 
     @property
     def keeps_best(self) -> bool:
         """Whether the last epoch is not the one to end with."""
         return self.model.config.selflabel is not None and self.model.config.selflabel.keep_best
 
-    def describe(self, beside: int) -> None:
-        """Write run.json: where the numbers of this run come from."""
-        device, model, records = self.device, self.model, self.run.metrics()
+    def describe(self) -> None:
+        """Write run.json: where the numbers of the last checkpoint come from; the model may be an epoch ahead of it."""
+        device, model = self.device, self.model
+        state = self.last.state if self.last else snapshot(model, self.step).state
+        records = self.run.metrics()[: state["epochs_done"]]
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         facts = {
-            "finished": model.finished,
-            "epochs_done": model.epochs_done,
-            "seconds": round(model.seconds, 3),
+            "finished": state["epochs_done"] >= model.config.optim.total_epochs,
+            "epochs_done": state["epochs_done"],
+            "seconds": round(state["seconds"], 3),
             "seed": model.config.seed,
             "device": f"{device.type} ({name or platform.machine()})",
             "engine": self.engine,
             "threads": torch.get_num_threads(),  # on a CPU sums depend on it, in their last digits
-            "beside": beside,  # runs that took turns with this one on the device, so that its seconds are shared
+            "beside": self.beside,  # runs that took turns with this one on the device, so that its seconds are shared
             "versions": {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "last_epoch": records[-1] if records else {},
         }

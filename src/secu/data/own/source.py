@@ -27,8 +27,6 @@ class Probe(NamedTuple):
     width: int
     height: int
     grey: bool
-    sampled: int
-    bad: int
 
 
 class Source(ABC):
@@ -139,7 +137,7 @@ class Source(ABC):
         if not headers:
             raise UserError(f"source: none of {len(chosen)} images tried in {self.name} can be read; {bad[0]}")
         width, height = median_low(h.width for h in headers), median_low(h.height for h in headers)
-        return Probe(width, height, all(h.grey for h in headers), len(chosen), len(bad))
+        return Probe(width, height, all(h.grey for h in headers))
 
     def require_images(self) -> None:
         """Raise ``UserError`` if nothing was found."""
