@@ -91,6 +91,16 @@ def test_quick_answers_do_not_import_torch(arguments, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "10000"), ("7", "7")])
+def test_threads_that_wait_give_way_soon_unless_the_user_says_otherwise(secu, monkeypatch, before, after):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is put back
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    if before:
+        monkeypatch.setenv("GOMP_SPINCOUNT", before)
+    secu("--version")
+    assert os.environ["GOMP_SPINCOUNT"] == after
+
+
 def test_help_answers_in_under_0_7_seconds():
     seconds = []
     for _ in range(3):
