@@ -414,7 +414,7 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
     assert_one_line(interrupt(process), "secu fit --resume", code=130)
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "state.pt"}
+    assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
@@ -466,7 +466,10 @@ def test_a_run_that_was_stopped_says_so_in_its_report(secu, tmp_path):
     assert "go on with --resume" in done.out
     assert secu("report", tmp_path / "run").code == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    assert f"training stopped after 1 of {Run.open(tmp_path / 'run').config().optim.total_epochs} epochs" in page
+    line = f"training stopped after 1 of {Run.open(tmp_path / 'run').config().optim.total_epochs} epochs"
+    assert line in page
+    sorting = secu("sort", tmp_path / "run", tmp_path / "sorted")
+    assert (sorting.code, sorting.err) == (0, f"warning: {line}: go on with --resume\n")
 
 
 def test_pictures_that_were_moved_are_looked_for_where_the_config_says(secu, tmp_path):

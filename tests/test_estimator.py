@@ -326,6 +326,10 @@ def test_ids_and_images_that_cannot_be_read(tmp_path):
             fitted.predict(images)
     with pytest.raises(UserError, match=r"007.png cannot be read"):
         small().fit(paths)
+    lines = [str(path) for path in (paths[0], paths[1], paths[0])]
+    (tmp_path / "twice.csv").write_text("\n".join(["path", *lines]))
+    with pytest.raises(UserError, match=r"X: .*000.png: .*; each row needs an answer"):
+        fitted.predict(tmp_path / "twice.csv")
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "HSV", "exif", "transparent"])

@@ -351,6 +351,8 @@ def test_force_does_not_cost_the_old_run_what_the_new_one_cannot_do(finished, pi
     refused("holds another encoder", encoder={"dim": 16}, init_from=str(finished.path))
     refused("is the run that force would replace", init_from=str(tmp_path / "run"))
     refused("data.mean: 3 values", data={"mean": [0.5, 0.5, 0.5]})
+    refused("data.name: 'digits' cannot be a setting here", data={"name": "digits"})
+    refused("there are no labels to start from", heads=[3], selflabel={"confidence": 0.9})
 
 
 # Interruptions

@@ -377,7 +377,9 @@ def test_arrays_of_every_shape(tmp_path, shape, kind):
         (np.array([0, 65535, 256, 511], np.uint16), [0, 255, 1, 1], "int 0..65535"),
         (np.array([0, 65535, 256, 511], ">u2"), [0, 255, 1, 1], "int 0..65535"),
         (np.array([True, False, True, True]), [255, 0, 255, 255], "true and false"),
-        (np.array([1, 2, 3, 4], np.uint8), [1, 2, 3, 4], ""),
+        (np.array([0, 16, 8, 4], np.uint8), [0, 255, 128, 64], "int 0..16"),
+        (np.array([0, 1, 1, 0], np.uint8), [0, 255, 255, 0], "int 0..1"),
+        (np.array([0, 1.04, -0.04, 0.5], np.float32), [0, 255, 0, 128], "float 0..1"),
     ],
 )
 def test_values_go_by_the_range_of_the_whole_array(tmp_path, array, wanted, note):
@@ -386,6 +388,12 @@ def test_values_go_by_the_range_of_the_whole_array(tmp_path, array, wanted, note
     assert source.decode(0, 2, 1).ravel().tolist() == wanted
     assert note in source.note
     assert source.values == (note if ".." in note else "")
+
+
+def test_bytes_are_what_they_are_and_need_no_word():
+    source = ArraySource("new", np.array([1, 2, 3, 17], np.uint8).reshape(1, 2, 2))
+    assert source.read(0).ravel().tolist() == [1, 2, 3, 17]
+    assert (source.note, source.values) == ("", "int 0..255")
 
 
 @pytest.mark.parametrize(
@@ -399,6 +407,13 @@ def test_values_go_by_the_range_of_the_whole_array(tmp_path, array, wanted, note
         (np.array([0.0, 0.0, 0.0]), "float 0..255", [0, 0, 0]),
         (np.array([0.0, 1.0, 0.2]), "float 0..1", [0, 255, 51]),
         (np.array([0, 200, 100], np.uint8), "float 0..1", [0, 200, 100]),
+        (np.array([0, 12, 1], np.uint8), "float 0..1", [0, 12, 1]),
+        (np.array([0, 12, 1], np.uint8), "int 0..255", [0, 12, 1]),
+        (np.array([0, 16, 8], np.uint8), "float 0..16", [0, 255, 128]),
+        (np.array([0, 1, 0], np.uint8), "float 0..16", [0, 16, 0]),
+        (np.array([0.0, 16.0, 8.0]), "int 0..16", [0, 255, 128]),
+        (np.array([0.0, 16.0, 32.0]), "int 0..4095", [0, 1, 2]),
+        (np.array([0.0, 12.0, 1.5]), "int 0..255", [0, 12, 2]),
         (np.array([0.0, 1.0, 0.2]), "int 0..255", [0, 255, 51]),
         (np.array([0.0, 1.0, 0.2]), None, [0, 255, 51]),
     ],
@@ -416,6 +431,7 @@ def test_new_values_are_read_as_a_run_has_read_its_own(array, values, wanted):
         (np.array([0, 0.5]), "float 0..255", "0 to 0.5, which are taken as float 0..1"),
         (np.array([0, 0.5]), "float 0..16", "0 to 0.5, which are taken as float 0..1"),
         (np.array([0, 200.0]), "float 0..16", "0 to 200, which are taken as float 0..255"),
+        (np.array([0, 200], np.uint8), "float 0..16", "0 to 255, which are taken as int 0..255"),
         (np.array([0, 300]), "int 0..255", "0 to 300, which are taken as int 0..1023"),
         (np.array([0, 5000]), "int 0..4095", "0 to 5000, which are taken as int 0..16383"),
     ],

@@ -328,3 +328,20 @@ def test_a_hostile_checkpoint_is_refused_and_nothing_of_it_runs(tmp_path, save):
     assert not trace.exists()
     pickle.loads(pickle.dumps(Bomb(trace))).close()  # the bomb itself does work
     assert trace.exists()
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch):
+    run = Run.create(tmp_path / "run", load_config("digits"))
+
+    def full(*_):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 132800 vs 132688\nmore")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"cannot write .*state.pt: is the disk full\? \(\[enforce fail.*132688\)$"):
+        run.save({"encoder": nn.Linear(1, 1)}, {})
+
+    def no_space(_):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*a.txt'"):
+        write_atomically(tmp_path / "a.txt", no_space)

@@ -209,6 +209,29 @@ def test_a_table_of_something_else_is_refused(run, tmp_path, text):
     assert not (tmp_path / "sorted").exists()
 
 
+@pytest.mark.parametrize("rows", ["x,0,dog?,0,no\ny,1,dog!,1,no\n", "x,0,cluster-1,0,no\ny,1,,1,no\n"])
+def test_names_that_become_one_folder_are_refused(run, tmp_path, rows):
+    (tmp_path / "t.csv").write_text(HEAD + rows)
+    with pytest.raises(UserError, match=r"names: '.*' and '.*' would share the folder (dog|cluster-1); rename one"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text(HEAD + "x,0,dog,0,no\ny,1,dog,1,no\nz,2,,2,no\n")  # wanted so
+    sort_run(run, tmp_path / "sorted", copy=False, names=tmp_path / "t.csv")
+    assert "dog" in {path.name for path in (tmp_path / "sorted").iterdir()} <= {"cluster-2", "dog"}
+
+
+def test_images_of_an_array_carry_the_number_of_their_row(tmp_path):
+    pixels = digits(40)[0].copy()
+    np.save(tmp_path / "a.npy", pixels)
+    run = fitted(tmp_path, tmp_path / "a.npy")
+    pixels[5] = 255 - pixels[5]
+    np.save(tmp_path / "a.npy", pixels)
+    assert sort_run(run, tmp_path / "sorted", copy=False) == 39
+    numbers = {int(path.stem[7:]): path for path in (tmp_path / "sorted").rglob("*.png")}
+    assert numbers.keys() == set(range(40)) - {5}
+    for number, path in numbers.items():
+        assert (np.asarray(Image.open(path)) == pixels[number]).all()
+
+
 def test_a_data_set_is_sorted_too(tmp_path):
     config = load_config("digits", ["heads=[3]", "optim.epochs=0", "encoder.dim=8"])
     run = Run.create(tmp_path / "run", config)

@@ -26,7 +26,7 @@ from torch import Tensor
 from secu.checkpoint import Trained, load_trained
 from secu.config import Config
 from secu.console import DecodeProgress, ProgressListener
-from secu.data.own import ArraySource, Source
+from secu.data.own import ArraySource, Source, printable
 from secu.data.own.memory import open_images
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, predict
@@ -247,6 +247,9 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         check_is_fitted(self)
         source = open_images(X)
         source.require_images()
+        if source.skipped:
+            name, reason = source.skipped[0]
+            raise UserError(f"X: {printable(name)}: {reason}; each row needs an answer (secu predict leaves it out)")
         if isinstance(source, ArraySource):
             given, wanted = math.prod(source.array.shape[1:]), self.n_features_in_
             if not source.place and np.ndim(X) == 2 and given != wanted:

@@ -60,6 +60,8 @@ def plan_for(request: Request) -> tuple[Source, Plan]:
     for name in ("source", "labels"):
         if (value := getattr(asked.data, name)) is not None:
             raise UserError(f"data.{name}: {value!r} cannot be a setting here; name the {name} by itself")
+    if "name" in asked.data.model_fields_set and asked.data.name != "own":
+        raise UserError(f"data.name: {asked.data.name!r} cannot be a setting here; these are your own images")
     source.read_as(asked.data.values)
     probe = source.probe()
     facts = Facts(len(source), min(probe.width, probe.height), 1 if probe.grey else 3, device.type)

@@ -108,9 +108,8 @@ def write_run_report(run: Run, model: Trained, results: Results) -> Path:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     facts = {"device": record["device"], "engine": record["engine"], "versions": versions, "seed": str(record["seed"])}
     found, warnings = results.predictions, results.warnings
-    if not record["finished"]:
-        done = f"training stopped after {record['epochs_done']:,} of {model.config.optim.total_epochs:,} epochs"
-        warnings = (f"{done}: go on with --resume", *warnings)
+    if told := run.unfinished():
+        warnings = (told, *warnings)
     data = ReportData(
         title=run.path.resolve().name,
         ids=[printable(name) for name in results.ids],  # as in the table, which the page can take back

@@ -59,6 +59,10 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp's own mode would hide the file from colleagues
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -211,6 +215,15 @@ class Run:
         path = self.path / "selflabel.json"
         return tuple(json.loads(path.read_text(encoding="utf-8"))["warnings"]) if path.is_file() else ()
 
+    def unfinished(self) -> str:
+        """Return a line for whoever uses a model whose training has not come to its end; empty if it has."""
+        path = self.path / "run.json"
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"finished": False}
+        if record["finished"]:
+            return ""
+        done = f"{record.get('epochs_done', len(self.metrics())):,} of {self.config().optim.total_epochs:,} epochs"
+        return f"training stopped after {done}: go on with --resume"
+
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of all epochs; a last line that was cut off by a crash is left out."""
         path = self.path / "metrics.jsonl"
@@ -235,7 +248,11 @@ class Run:
         """Save a checkpoint: state.pt holds all that resuming needs, model.safetensors what others need of it."""
         tensors = self.save_model("model.safetensors", modules)
         # Last, as resuming believes it: a finished state beside an older model would never be put right.
-        write_atomically(self.path / "state.pt", lambda path: torch.save({**state, "tensors": tensors}, path))
+        place = self.path / "state.pt"
+        try:
+            write_atomically(place, lambda path: torch.save({**state, "tensors": tensors}, path))
+        except RuntimeError as error:  # torch's way to say that the disk is full
+            raise UserError(f"run: cannot write {place}: is the disk full? ({str(error).splitlines()[0]})") from None
 
     def save_model(
         self, name: str, modules: Mapping[str, nn.Module], metadata: Mapping[str, str] | None = None

@@ -9,7 +9,7 @@ the kind that agrees more, as a view may also be hard to tell by itself. What ch
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,8 @@ def self_label(
     if not model.finished:
         return run, model, None
     outcome = finish(run, model, lesson, None if test is images else test)
-    write_results(run, model, images, pictures=report, tell=listener.busy)
-    return run, model, outcome
+    results = write_results(run, model, images, pictures=report, tell=listener.busy)
+    return run, model, replace(outcome, warnings=results.warnings)  # of the clusters, too
 
 
 @dataclass(frozen=True)

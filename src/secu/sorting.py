@@ -87,7 +87,7 @@ def read_edits(names: Path | None, clusters: int) -> Edits:
     folders, wrong = [f"cluster-{cluster:0{digits}d}" for cluster in range(clusters)], set[str]()
     if names is None:
         return Edits(folders, wrong)
-    plain = list(folders)
+    plain, asked = list(folders), dict[str, dict[str, None]]()
     try:
         with names.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -96,6 +96,7 @@ def read_edits(names: Path | None, clusters: int) -> Edits:
             safe = SAFE.sub("_", row["name"]).strip("._").encode()[:LONGEST].decode(errors="ignore")
             cluster, merged = known[row["cluster"]], known[row["merged_cluster"]]
             folders[cluster] = safe or plain[merged]
+            asked.setdefault(folders[cluster], {})[row["name"] if safe else f"cluster {merged}"] = None
             if row["marked_wrong"] == "yes":
                 wrong.add(FORMULA.sub("", row["id"]))
     except OSError as error:
@@ -104,6 +105,9 @@ def read_edits(names: Path | None, clusters: int) -> Edits:
         rows = []
     if not rows:
         raise UserError(f"names: {names} is not the table that the report of this run downloads")
+    for folder, given in asked.items():
+        if len(given) > 1:
+            raise UserError(f"names: {' and '.join(map(repr, given))} would share the folder {folder}; rename one")
     return Edits(folders, wrong)
 
 
@@ -130,7 +134,8 @@ def put(images: ImageSource, index: int, folder: Path, rank: int, *, copy: bool)
         return
     if not isinstance(raw, np.ndarray):
         raw = images.fetch(torch.tensor([index]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
-    Image.fromarray(raw).save(folder / f"{rank:06d}-{index}.png")
+    name = images.ids[index] if isinstance(images, OwnImages) else index
+    Image.fromarray(raw).save(folder / f"{rank:06d}-{name}.png")
 
 
 def ranked(rank: int, name: str) -> str:

@@ -36,6 +36,8 @@ def choose_device(wanted: str) -> torch.device:
 def check(config: Config, images: ImageSource, device: str) -> None:
     """Raise what would stop a training before its first step, while nothing is written or replaced yet."""
     choose_engine(config.engine, choose_device(device))
+    if config.selflabel and config.init_from is None:
+        raise UserError("selflabel: there are no labels to start from; use the command secu selflabel")
     model = build(config, len(images), images.shape, torch.device("cpu"))
     if config.init_from is not None:
         start_from(Run.open(Path(config.init_from)), model)

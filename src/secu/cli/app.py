@@ -2,13 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from secu import __version__
 from secu.errors import UserError
+
+if TYPE_CHECKING:
+    from secu.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 console = Console(highlight=False, markup=False)  # a path may hold [brackets]
@@ -44,6 +47,16 @@ def _options(
 def tell(line: str) -> None:
     """Print what the user should know beside the answer, where it does not get into a pipe."""
     errors.print(line, soft_wrap=True)
+
+
+def open_run(path: Path) -> "Run":
+    """Open a run whose model is to be used, and say so if its training has not come to its end."""
+    from secu.run import Run
+
+    run = Run.open(path)
+    if told := run.unfinished():
+        tell(f"warning: {told}")
+    return run
 
 
 def parse_time(text: str | None) -> float:

@@ -17,6 +17,7 @@ from secu.cli.app import (
     TimeLimit,
     app,
     console,
+    open_run,
     parse_time,
     tell,
 )
@@ -163,10 +164,9 @@ def evaluate(
     from secu.checkpoint import load_trained
     from secu.evaluate import embed, predict, score_clusters
     from secu.fit import images_of
-    from secu.run import Run
     from secu.train import choose_device
 
-    folder = Run.open(run)
+    folder = open_run(run)
     config = folder.config()
     if split is not None and config.data.name == "own":
         raise UserError(f"split: {split!r} is a part of a data set; own images have none, leave it out")

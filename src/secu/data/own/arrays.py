@@ -3,8 +3,8 @@
 Shapes are (N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W); where both ends could be the channels,
 the last is. Values are understood by their range over the whole array, never image by image:
 
-- uint8 as it is, bool as 0 and 255;
-- other integers: 0 to 1, 0 to 16 and 0 to 255 spread over 0 to 255; of 10, 12, 14 or 16 bits the upper 8;
+- bool as 0 and 255;
+- integers: 0 to 1, 0 to 16 and 0 to 255 spread over 0 to 255; of 10, 12, 14 or 16 bits the upper 8;
 - floats: 0 to 1, 0 to 16 and 0 to 255 likewise, rounded.
 
 0 to 16 are scikit-learn's digits, 12 bits what cameras of microscopes give.
@@ -26,9 +26,11 @@ from secu.data.own.source import Source, file_stamp
 from secu.errors import UserError
 
 IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # of an .npz that holds several such arrays
-SLACK = 1e-4  # by which floats may pass the ends of their range, as after scaling an image
+SLACK = 0.05  # by which floats from 0 to 1 may pass the ends, as they do where an image was scaled
 BLOCK = 64 << 20  # bytes looked at in one go
+ROUNDING = 1e-4  # of their range: the same for other floats
 HIGHEST = {"float": (1, 16, 255), "int": (1, 16, 255, 1023, 4095, 16383, 65535)}  # of the ranges that are understood
+USUAL = ("float 0..1", "float 0..255", "int 0..255")  # the same images may be any of these
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
 
@@ -57,24 +59,31 @@ class ArraySource(Source):
         super().__init__(name, place, [str(i) for i in range(len(array))], columns=columns)
         if array.dtype.kind == "b":
             self.factor, self.note = 255.0, "true and false are taken as 255 and 0"
-        elif array.dtype != np.uint8 and len(array):
+        elif len(array):
             self.low, self.high = _range(name, array)
             self._understand(_values(name, array.dtype, self.low, self.high))
+            if array.dtype == np.uint8 and self.factor == 1:
+                self.note = ""  # what everybody expects
 
     def read_as(self, values: str | None) -> None:
         """Understand values as a run understood those it was trained on, whatever their own range suggests.
 
-        Values of another type (uint8 for floats) are left as they are.
+        Where a run had floats and these are integers, or the other way round, each is read by its own range, if both
+        ranges are usual ones.
 
         Raises:
             UserError: They cannot be on that scale.
         """
-        if not values or not self.values or values.split()[0] != self.values.split()[0]:
+        if not values or not self.values or values == self.values:
             return
-        kind, highest = _parts(values)
+        (kind, highest), (own_kind, own_highest) = _parts(values), _parts(self.values)
+        if kind != own_kind and values in USUAL:
+            if own_highest == 16:  # a few dark images
+                self._understand(f"{own_kind} 0..255")
+            return
         # A few dark images have a smaller range; but floats up to 1 were rather scaled in another way.
-        dark = highest > _parts(self.values)[1] and (kind == "int" or self.high > 1 or self.high <= 0)
-        if values != self.values and not dark:
+        dark = own_highest <= highest and (own_kind == "int" or self.high > 1 + SLACK or self.high <= 0)
+        if not dark:
             found = f"{self.name} holds values from {self.low:g} to {self.high:g}, which are taken as {self.values}"
             raise UserError(f"source: {found}; the run was trained on {values}: scale them alike")
         self._understand(values)
@@ -101,7 +110,7 @@ class ArraySource(Source):
 
     def _levels(self, values: NDArray[Any]) -> NDArray[np.uint8]:
         """Return values as levels from 0 to 255."""
-        if values.dtype == np.uint8:
+        if values.dtype == np.uint8 and self.factor == 1:
             return values
         scaled = values.astype(np.float32) * np.float32(self.factor)
         levels: NDArray[np.uint8] = np.clip(np.floor(scaled) if self.factor < 1 else np.rint(scaled), 0, 255).astype(
@@ -189,9 +198,9 @@ def _channels_last(name: str, array: NDArray[Any]) -> NDArray[Any]:
 def _values(name: str, dtype: np.dtype[Any], low: float, high: float) -> str:
     """Return how values of this range are understood."""
     kind = "float" if dtype.kind == "f" else "int"
-    slack = SLACK if kind == "float" else 0
     for highest in HIGHEST[kind]:
-        if low >= -slack * highest and high <= (1 + slack) * highest:
+        slack = 0 if kind == "int" else SLACK if highest == 1 else ROUNDING * highest
+        if low >= -slack and high <= highest + slack:
             return f"{kind} 0..{highest}"
     *ranges, last = (f"0 to {highest}" for highest in HIGHEST[kind])
     raise UserError(
@@ -220,6 +229,8 @@ def _range(name: str, array: NDArray[Any]) -> tuple[float, float]:
     for start, block in _blocks(array):
         lowest, highest = float(block.min()), float(block.max())
         low, high = min(low, lowest), max(high, highest)
+        if array.dtype == np.uint8 and high > 16:
+            return 0.0, 255.0  # no need to look at more, which may be many gigabytes
         if not np.isfinite([lowest, highest]).all():
             rows = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
             first = start + int(rows[0]) if first < 0 else first
