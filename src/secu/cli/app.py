@@ -49,14 +49,10 @@ def tell(line: str) -> None:
     errors.print(line, soft_wrap=True)
 
 
-def open_run(path: Path) -> "Run":
-    """Open a run whose model is to be used, and say so if its training has not come to its end."""
-    from secu.run import Run
-
-    run = Run.open(path)
+def tell_if_unfinished(run: "Run") -> None:
+    """Warn whoever has used a model whose training has not come to its end."""
     if told := run.unfinished():
         tell(f"warning: {told}")
-    return run
 
 
 def parse_time(text: str | None) -> float:

@@ -17,9 +17,9 @@ from secu.cli.app import (
     TimeLimit,
     app,
     console,
-    open_run,
     parse_time,
     tell,
+    tell_if_unfinished,
 )
 from secu.errors import UserError
 
@@ -164,9 +164,10 @@ def evaluate(
     from secu.checkpoint import load_trained
     from secu.evaluate import embed, predict, score_clusters
     from secu.fit import images_of
+    from secu.run import Run
     from secu.train import choose_device
 
-    folder = open_run(run)
+    folder = Run.open(run)
     config = folder.config()
     if split is not None and config.data.name == "own":
         raise UserError(f"split: {split!r} is a part of a data set; own images have none, leave it out")
@@ -182,6 +183,7 @@ def evaluate(
     images = f"{len(source):,}" + (f", {labelled:,} with a label" if labelled < len(source) else "")
     table.add_row(images, *values, f"{int(sizes.max()):,}", f"{int(sizes.min()):,}")
     console.print(table)
+    tell_if_unfinished(folder)
 
 
 @app.command()

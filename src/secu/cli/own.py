@@ -18,9 +18,9 @@ from secu.cli.app import (
     app,
     console,
     errors,
-    open_run,
     parse_time,
     tell,
+    tell_if_unfinished,
 )
 from secu.errors import UserError
 
@@ -145,11 +145,14 @@ def sort(
 ) -> None:
     """Put the pictures into a folder for each cluster, best first."""
     from secu.console import DecodeProgress
+    from secu.run import Run
     from secu.sorting import sort_run
 
+    folder = Run.open(run)
     with DecodeProgress(errors) as progress:
-        count = sort_run(open_run(run), destination, copy=copy, names=names, tell=tell, progress=progress)
+        count = sort_run(folder, destination, copy=copy, names=names, tell=tell, progress=progress)
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
+    tell_if_unfinished(folder)
 
 
 @app.command()
@@ -159,8 +162,11 @@ def export(
 ) -> None:
     """Write the model as ONNX: uint8 images in, clusters out."""
     from secu.export import export_onnx
+    from secu.run import Run
 
     if path.suffix != ".onnx":
         raise UserError(f"export: {path} must end in .onnx")
-    export_onnx(open_run(run), path)
+    folder = Run.open(run)
+    export_onnx(folder, path)
     console.print(str(path), soft_wrap=True)
+    tell_if_unfinished(folder)
