@@ -413,7 +413,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
     message = assert_one_line(Result(process.returncode, out, err), code=130)
     assert message == "secu: interrupted; secu train --resume goes on after the last whole epoch\n"
     left = files(tmp_path / "run")
-    assert set(left) <= {"config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}  # nothing temporary
+    assert set(left) <= {"config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
 
     resumed = secu(*settings, tmp_path / "run", "--resume")
     assert (resumed.code, resumed.err) == (0, "")

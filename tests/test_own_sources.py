@@ -551,6 +551,29 @@ def test_probe(tmp_path):
     assert open_source(tmp_path).probe(sample=1).grey
 
 
+@pytest.mark.parametrize(
+    ("highest", "values", "white"),
+    [(900, "int 0..1023", 225), (4095, "int 0..4095", 255), (9000, "int 0..16383", 140), (65_535, "", 255)],
+)
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+def test_files_of_16_bits_are_taken_for_what_they_hold(tmp_path, highest, values, white, kind):
+    for number in range(5):
+        ramp = np.linspace(0, highest, 64).reshape(8, 8).astype(np.uint16)
+        Image.fromarray(ramp).save(tmp_path / f"{number}.{kind}")
+    source = open_source(tmp_path)
+    assert source.decode(0, 8, 1).max() == highest // 256  # nobody has looked yet
+    source.probe()
+    assert source.values == values
+    assert (f"of 5 tried none holds more than {highest:,}" in source.note) == bool(values)
+    assert source.decode(0, 8, 1).max() == white
+    assert [int(image.max()) for _, image in decoded(source, 8, 1)] == [white] * 5
+    told = open_source(tmp_path)
+    told.read_as("int 0..65535")  # a run, or a setting
+    told.probe()
+    assert told.decode(0, 8, 1).max() == highest // 256
+    assert told.fingerprint != source.fingerprint
+
+
 def test_probe_of_nothing_that_can_be_read(tmp_path):
     (tmp_path / "bad\n.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"none of 1 images tried in .* can be read; bad\\n.png: empty file"):

@@ -6,8 +6,10 @@ The rules, in order:
   frames or pages the first.
 - Over ``MAX_PIXELS`` an image is refused before it is decoded, except that a JPEG is decoded at a half, a quarter or an
   eighth of its size where that suffices.
-- 16 bits a channel become 8 by dropping the lower 8, so that pictures of one set stay comparable. 32-bit integers and
-  floats go by their range: 0 to 1 (floats), 0 to 255 or 0 to 65,535; anything else is stretched from lowest to highest.
+- 16 bits a channel become 8 by dropping the lower 8, so that pictures of one set stay comparable; where a source knows
+  that its files use only 10, 12 or 14 of them (``highest``), the lower 2, 4 or 6.
+- 32-bit integers and floats go by their range: 0 to 1 (floats), 0 to 255 or 0 to 65,535; anything else is stretched
+  from lowest to highest.
 - Palettes and CMYK become RGB (colour profiles are not applied), transparent parts white.
 - The central square is scaled to the wanted size (bilinear, antialiased), then turned as EXIF says.
 """
@@ -71,6 +73,7 @@ class Header(NamedTuple):
     width: int
     height: int
     grey: bool
+    deep: bool = False  # 16 bits
 
 
 @contextmanager
@@ -94,11 +97,26 @@ def header(raw: Raw) -> Header:
     if isinstance(raw, np.ndarray):
         return Header(raw.shape[1], raw.shape[0], raw.ndim == 2)
     with as_bad_image(), _opened(raw) as image:
-        return Header(image.width, image.height, image.mode in ("1", "L", "LA", "La", "I", "F") or _is_16_bit(image))
+        deep = _is_16_bit(image)
+        return Header(image.width, image.height, deep or image.mode in ("1", "L", "LA", "La", "I", "F"), deep)
 
 
-def decode(raw: Raw, size: int, channels: int) -> NDArray[np.uint8]:
+def brightest(raw: str | bytes) -> int:
+    """Return the highest value of an image of 16 bits.
+
+    Raises:
+        BadImage: It cannot be read.
+    """
+    with as_bad_image(), _opened(raw) as image:
+        if image.width * image.height > LARGE:
+            return 65_535  # too much to look at: it may hold anything
+        return int(cast("tuple[int, int]", image.getextrema())[1])
+
+
+def decode(raw: Raw, size: int, channels: int, highest: int = 65_535) -> NDArray[np.uint8]:
     """Return an image as (channels, size, size): its shorter side scaled to ``size``, the centre cut out.
+
+    ``highest`` is the one of 16-bit files that becomes white.
 
     Raises:
         BadImage: It cannot be read.
@@ -115,7 +133,7 @@ def decode(raw: Raw, size: int, channels: int) -> NDArray[np.uint8]:
             image.load()
             square = _square(_plain(image), size)
             if square.mode in ("I", "F"):
-                square = _to_8_bits(square, image)
+                square = _to_8_bits(square, image, highest)
         return _as_array(_upright(square, image), channels)
 
 
@@ -189,10 +207,12 @@ def _is_16_bit(image: Image.Image) -> bool:
     return image.mode.startswith("I;16")
 
 
-def _to_8_bits(square: Image.Image, image: Image.Image) -> Image.Image:
+def _to_8_bits(square: Image.Image, image: Image.Image, highest: int) -> Image.Image:
     """Scale the values of a small square by the range of the image that it comes from."""
     values = np.asarray(square)
-    low, high = (0, 65_535) if _is_16_bit(image) else cast("tuple[float, float]", image.getextrema())
+    if _is_16_bit(image):
+        return Image.fromarray(np.clip(np.floor(values * (256 / (highest + 1))), 0, 255).astype(np.uint8))
+    low, high = cast("tuple[float, float]", image.getextrema())
     if not np.isfinite([low, high, values.min(), values.max()]).all():
         raise BadImage("NaN or infinite values")
     if low < 0 or high > 65_535:

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.own.decode import BadImage, Header, Raw, as_bad_image, decode, header, quiet
+from secu.data.own.decode import BadImage, Header, Raw, as_bad_image, brightest, decode, header, quiet
 from secu.data.own.names import natural, printable
 from secu.errors import UserError, nearest
 
+# What files of 16 bits may hold, by its name as a setting (data.values).
+DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
+MEASURED = 20  # of them, in a sample
 Skipped = tuple[str, str]  # id and reason
 
 
@@ -79,8 +82,15 @@ class Source(ABC):
     def stamps(self) -> Iterable[str]:
         """Return what changes when an image changes: sizes and times."""
 
-    def read_as(self, values: str | None) -> None:  # noqa: B027
-        """Understand the values of an array as a run did (data.values); files say themselves what they hold."""
+    def read_as(self, values: str | None) -> None:
+        """Understand values as a run did (data.values): those of an array, or of files of 16 bits."""
+        if values in DEEP:
+            self.values = values
+
+    @property
+    def highest(self) -> int:
+        """The value of files of 16 bits that becomes white."""
+        return DEEP.get(self.values, 65_535)
 
     def close(self) -> None:  # noqa: B027
         """Let go of open files; an image cannot be read after that."""
@@ -115,7 +125,7 @@ class Source(ABC):
         """
         with as_bad_image():
             raw = self.read(i)
-        return decode(raw, size, channels)
+        return decode(raw, size, channels, self.highest)
 
     def probe(self, sample: int = 200) -> Probe:
         """Read the headers of images evenly spread over the source.
@@ -127,17 +137,31 @@ class Source(ABC):
         chosen = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
         headers: list[Header] = []
         bad: list[str] = []
+        bright: list[int] = []
         with quiet():
             for i in [self.order[position] for position in chosen]:
                 try:
                     with as_bad_image():
-                        headers.append(header(self.read(i)))
+                        raw = self.read(i)
+                        headers.append(header(raw))
+                        if headers[-1].deep and len(bright) < MEASURED and not isinstance(raw, np.ndarray):
+                            bright.append(brightest(raw))
                 except BadImage as error:
                     bad.append(f"{printable(self.ids[i])}: {error.reason}")
         if not headers:
             raise UserError(f"source: none of {len(chosen)} images tried in {self.name} can be read; {bad[0]}")
+        if bright and not self.values:
+            self._count_bits(bright)
         width, height = median_low(h.width for h in headers), median_low(h.height for h in headers)
         return Probe(width, height, all(h.grey for h in headers))
+
+    def _count_bits(self, bright: list[int]) -> None:
+        """Take files of 16 bits as what they seem to hold: cameras of microscopes fill 10, 12 or 14 of them."""
+        values = next(name for name, highest in DEEP.items() if max(bright) <= highest)
+        if DEEP[values] < 65_535:
+            self.values = values
+            found = f"of {len(bright)} tried none holds more than {max(bright):,}"
+            self.note = f"files of 16 bits are taken as {values}: {found}"
 
     def require_images(self) -> None:
         """Raise ``UserError`` if nothing was found."""

@@ -37,7 +37,7 @@ def decoded(
                 if len(waiting) >= AHEAD * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
-                waiting.append((i, pool.submit(_outcome, _raw(source, i), size, channels)))
+                waiting.append((i, pool.submit(_outcome, _raw(source, i), size, channels, source.highest)))
             while waiting:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -75,9 +75,9 @@ def _raw(source: Source, i: int) -> Raw | BadImage:
         return bad
 
 
-def _outcome(raw: Raw | BadImage, size: int, channels: int) -> Outcome:
+def _outcome(raw: Raw | BadImage, size: int, channels: int, highest: int) -> Outcome:
     try:
-        return raw if isinstance(raw, BadImage) else decode(raw, size, channels)
+        return raw if isinstance(raw, BadImage) else decode(raw, size, channels, highest)
     except BadImage as bad:
         return bad
 
