@@ -99,6 +99,14 @@ def test_copies_do_not_need_the_originals(pictures, tmp_path):
             assert image.size == (8, 8)
 
 
+def test_copies_are_not_put_where_a_glob_would_find_them(pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "p")
+    run = fitted(tmp_path, str(tmp_path / "p" / "**" / "*.png"))
+    with pytest.raises(UserError, match=r"sort: .*sorted is inside .*p, whose next run would find all copies"):
+        sort_run(run, tmp_path / "p" / "sorted", copy=True)
+    assert sort_run(run, tmp_path / "sorted", copy=True) == 60
+
+
 @pytest.mark.parametrize("kind", ["folder", "empty folder", "file", "link to a folder"])
 def test_what_exists_is_left_alone(run, tmp_path, kind):
     place = tmp_path / "sorted"

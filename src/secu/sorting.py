@@ -26,6 +26,7 @@ from secu.train import choose_device
 SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # bytes of a name; file systems take 255
 FORMULA = re.compile(r"^'(?=[=+\-@\t\r])")  # how the report keeps a spreadsheet from taking an id for a formula
+WILD = re.compile(r"[*?\[]")
 WRONG = "marked-as-wrong"
 
 
@@ -49,9 +50,8 @@ def sort_run(
     """
     if destination.exists():
         raise UserError(f"sort: {destination} exists; name a folder that does not")
-    source = run.config().data.source
-    if copy and source and Path(source).is_dir() and destination.resolve().is_relative_to(Path(source).resolve()):
-        raise UserError(f"sort: {destination} is inside {source}, whose next run would find all copies; name another")
+    if copy and (base := searched(run.config().data.source)) and destination.resolve().is_relative_to(base.resolve()):
+        raise UserError(f"sort: {destination} is inside {base}, whose next run would find all copies; name another")
     images = images_of(run, tell=tell, progress=progress)
     model = load_trained(run, images.shape, choose_device("auto"))
     embeddings = embed(model.encoder, model.augmentation, images).cpu()
@@ -72,6 +72,16 @@ def sort_run(
             put(images, index, target, rank, copy=copy)
         place.rename(destination)
     return len(images)
+
+
+def searched(source: str | None) -> Path | None:
+    """Return the folder in which a run looked for its images: of a glob, what comes before the first wildcard."""
+    if not source:
+        return None
+    folder = Path(source)
+    while WILD.search(str(folder)) and not folder.exists():
+        folder = folder.parent
+    return folder if folder.is_dir() else None
 
 
 class Edits(NamedTuple):
