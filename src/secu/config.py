@@ -27,7 +27,7 @@ class DataConfig(Model):
     test: str = "test"
     image_size: int | None = Field(None, ge=1)  # decode to this square; None: as stored
     channels: Literal[1, 3] | None = None  # decode to grey or to colour; None: as stored
-    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # what numbers an array holds: float 0..1
+    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # of an array, or 16-bit files: float 0..1
     mean: Channels = (0.5,)
     std: Channels = (0.25,)
 

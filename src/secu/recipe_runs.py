@@ -1,6 +1,5 @@
 """A recipe from its data to a finished run, once or for many seeds."""
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,8 +120,7 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def is_finished(run: Run) -> bool:
     """Say whether a run has come to its end and written its results."""
-    record = run.path / "run.json"
-    return record.is_file() and json.loads(record.read_text())["finished"] and (run.path / "report.html").is_file()
+    return run.finished and (run.path / "report.html").is_file()
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

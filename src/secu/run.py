@@ -215,14 +215,22 @@ class Run:
         path = self.path / "selflabel.json"
         return tuple(json.loads(path.read_text(encoding="utf-8"))["warnings"]) if path.is_file() else ()
 
+    @property
+    def finished(self) -> bool:
+        """Whether training has come to its end."""
+        return bool(self._record().get("finished"))
+
     def unfinished(self) -> str:
         """Return a line for whoever uses a model whose training has not come to its end; empty if it has."""
-        path = self.path / "run.json"
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"finished": False}
-        if record["finished"]:
+        if self.finished:
             return ""
-        done = f"{record.get('epochs_done', len(self.metrics())):,} of {self.config().optim.total_epochs:,} epochs"
-        return f"training stopped after {done}: go on with --resume"
+        done = self._record().get("epochs_done", len(self.metrics()))
+        return f"training stopped after {done:,} of {self.config().optim.total_epochs:,} epochs: go on with --resume"
+
+    def _record(self) -> dict[str, Any]:
+        """Return run.json, or nothing before the first checkpoint."""
+        path = self.path / "run.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of all epochs; a last line that was cut off by a crash is left out."""

@@ -6,7 +6,6 @@ would welcome any label that survives strong changes. At the end the model's mea
 the kind that agrees more, as a view may also be hard to tell by itself. What changed is in selflabel.json, in numbers.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -157,8 +156,7 @@ def teaching(model: Trained) -> Teaching:
 
 def require_finished(run: Run) -> None:
     """Refuse a run whose training has not come to its end."""
-    record = run.path / "run.json"
-    if not record.is_file() or not json.loads(record.read_text(encoding="utf-8"))["finished"]:
+    if not run.finished:
         raise UserError(f"run: {run.path} is not finished; go on with it first (--resume)")
 
 

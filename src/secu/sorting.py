@@ -1,6 +1,7 @@
 """A run's pictures in a folder for each cluster, best first: links to the originals, or copies."""
 
 import csv
+import glob
 import os
 import re
 import shutil
@@ -26,7 +27,6 @@ from secu.train import choose_device
 SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # bytes of a name; file systems take 255
 FORMULA = re.compile(r"^'(?=[=+\-@\t\r])")  # how the report keeps a spreadsheet from taking an id for a formula
-WILD = re.compile(r"[*?\[]")
 WRONG = "marked-as-wrong"
 
 
@@ -79,7 +79,7 @@ def searched(source: str | None) -> Path | None:
     if not source:
         return None
     folder = Path(source)
-    while WILD.search(str(folder)) and not folder.exists():
+    while glob.has_magic(str(folder)) and not folder.exists():
         folder = folder.parent
     return folder if folder.is_dir() else None
 
