@@ -401,6 +401,40 @@ def test_a_real_process_fails_like_a_called_one(tmp_path):
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        "press()",
+        # What libraries do: catch it and stumble later, or be inside an exec(), after which Python ends by the signal.
+        "try:\n        press()\n    except BaseException:\n        raise ValueError('half imported') from None",
+        "exec('press()')",
+        # What our own threads do: they may be at work on something that nobody wants any more.
+        "threading.Thread(target=time.sleep, args=[60]).start()\n    press()",
+    ],
+)
+def test_ctrl_c_in_the_midst_of_anything(tmp_path, work):
+    code = f"""
+import os, signal, sys, threading, time
+from secu import cli
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+
+@cli.app.command()
+def work():
+    print("a row")
+    {work}
+
+sys.argv = ["secu", "work"]
+cli.main()
+"""
+    (tmp_path / "work.py").write_text(code)
+    command = [sys.executable, "-m", "work"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "a row\n", "secu: interrupted\n")
+
+
 def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
     settings = ("train", "digits", *TINY, "optim.epochs=3", "optim.batch_size=128", "--out")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

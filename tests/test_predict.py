@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import threading
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
 from secu import predict
-from secu.data.own import ArraySource, open_source
+from secu.data.own import ArraySource, open_source, stream
 from secu.errors import UserError
 from secu.predict import predict_source, read_limits
 from secu.run import Run
@@ -260,10 +261,11 @@ def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypat
     assert max(reach) < 400  # how far exactly depends on the thread that reads
 
 
-def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monkeypatch):
-    """While the thread is at the next batch."""
+@pytest.mark.parametrize("side", [8, 9])
+def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monkeypatch, side):
+    """While threads are at the next batch."""
     monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
-    source, threads = Counting(4_000, 8), threading.active_count()
+    source, threads = Counting(4_000, side), threading.active_count()
 
     def fail(*_):
         raise OSError("disk full")
@@ -274,6 +276,37 @@ def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monk
     assert source.reads < 400
     assert threading.active_count() == threads
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_an_interruption_while_a_thread_starts(run, tmp_path, monkeypatch, side):
+    """Then no pool knows of the thread: nothing waits for it, and it must not be in anyone's way."""
+    source, usual, at_work = Counting(400, side), threading.Thread.start, threading.Event()
+
+    def start(self):
+        at_work.clear()
+        usual(self)
+        assert at_work.wait(10)
+        raise KeyboardInterrupt
+
+    def slow(read):
+        def method(*arguments):
+            at_work.set()
+            time.sleep(0.2)
+            return read(*arguments)
+
+        return method
+
+    monkeypatch.setattr(source, "ready", slow(source.ready))
+    monkeypatch.setattr(stream, "decode", slow(stream.decode))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    threads = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        predict_source(run, source, str(tmp_path / "p.csv"), "cpu")
+    assert not list(tmp_path.iterdir())
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 # Runs that cannot predict

@@ -3,7 +3,7 @@
 import csv
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from secu.checkpoint import load_trained
-from secu.data.own import Skipped, Source, decoded_in_batches
+from secu.data.own import Skipped, Source, decoded_in_batches, needs_decoding
 from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import Predictions, Predictor, best_two
@@ -63,9 +63,11 @@ class Stream:
         self.skipped = list(source.skipped)
 
     def write(self, writer: Writer) -> None:
-        """Write the table; meanwhile the device works on the next batches, and a thread reads those after them."""
+        """Write the table; meanwhile the device works on the next batches, and threads read those after them."""
         waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
-        with torch.inference_mode(), closing(ahead(self._batches())) as batches:
+        channels, size, _ = self.shape
+        decoded = needs_decoding(self.source, size, channels)  # in threads of its own
+        with torch.inference_mode(), closing(self._batches() if decoded else ahead(self._batches())) as batches:
             for numbers, pixels in batches:
                 waiting.append((numbers, *self._answer(pixels)))
                 if len(waiting) > IN_FLIGHT:
@@ -108,8 +110,12 @@ class Stream:
                     yield numbers, images.pin_memory() if self.device.type == "cuda" else images
 
 
-def ahead(batches: Generator[Batch]) -> Generator[Batch]:
-    """Make the next batch in a thread while the current one is used."""
+def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
+    """Make the next batch in a thread while the current one is used.
+
+    For what is made in a moment and holds nothing open: an interruption waits for the batch in the making, and as the
+    thread may be at work even then, nobody closes ``batches``.
+    """
     thread = ThreadPoolExecutor(1)
     try:
         pending = thread.submit(next, batches, None)
@@ -117,8 +123,7 @@ def ahead(batches: Generator[Batch]) -> Generator[Batch]:
             pending = thread.submit(next, batches, None)
             yield batch
     finally:
-        thread.shutdown()  # a second Ctrl-C ends this wait, and leaves the batch in the making to itself
-        batches.close()
+        thread.shutdown()
 
 
 def read_limits(run: Run) -> Tensor:

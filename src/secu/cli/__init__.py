@@ -4,8 +4,11 @@ A mistake of the user's is one line on stderr and exit code 2; an interruption i
 exit code 1, with a traceback only behind ``--debug``.
 """
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 from typing import NoReturn
 
 import typer
@@ -26,24 +29,47 @@ def main() -> NoReturn:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"] or ["--help"]
+    pressed = _watch_ctrl_c()
     try:
         _check_command(arguments[0])
         code = app(arguments, prog_name="secu", standalone_mode=False)
         if code == 130:  # what typer makes of Ctrl-C, without a word
-            raise KeyboardInterrupt
-    except UserError as error:
-        _fail(error, 2, debug)
+            _end_interrupted(arguments[0])
     except (KeyboardInterrupt, typer.Abort):
-        how = GOES_ON.get(arguments[0])
-        print(f"secu: interrupted{f'; {how} goes on after the last whole epoch' if how else ''}", file=sys.stderr)
-        raise SystemExit(130) from None
-    except OSError as error:
-        _fail(error, 2, debug)
+        _end_interrupted(arguments[0])
     except Exception as error:
+        if pressed.is_set():  # and caught by a library, which then stumbled over what it had left undone
+            _end_interrupted(arguments[0])
+        if isinstance(error, UserError | OSError):
+            _fail(error, 2, debug)
         if hasattr(error, "format_message"):  # click's, which typer carries under varying names
             _fail(error, 2, debug, error.format_message())
         _fail(error, 1, debug, f"unexpected {type(error).__name__}: {error} (--debug shows where)")
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _watch_ctrl_c() -> threading.Event:
+    """Have Ctrl-C raise ``KeyboardInterrupt`` as ever, and remember that it was pressed."""
+    pressed = threading.Event()
+
+    def interrupt(*_: object) -> NoReturn:
+        pressed.set()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind nohup
+        signal.signal(signal.SIGINT, interrupt)
+    return pressed
+
+
+def _end_interrupted(command: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    how = GOES_ON.get(command)
+    message = f"secu: interrupted; {how} goes on after the last whole epoch" if how else "secu: interrupted"
+    print(message, file=sys.stderr, flush=True)
+    # At once: Python would wait for threads whose work nobody wants, and end by the signal instead of with the code if
+    # Ctrl-C fell into an exec(), of which the imports of libraries are full.
+    os._exit(130)
 
 
 def _check_command(word: str) -> None:

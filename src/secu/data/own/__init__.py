@@ -25,7 +25,7 @@ from secu.data.own.decode import BadImage
 from secu.data.own.folders import is_image, open_folder, open_glob
 from secu.data.own.names import printable
 from secu.data.own.source import FileSource, Probe, Skipped, Source
-from secu.data.own.stream import decoded, decoded_in_batches
+from secu.data.own.stream import decoded, decoded_in_batches, needs_decoding
 from secu.data.own.tables import open_manifest
 from secu.errors import UserError
 
@@ -43,6 +43,7 @@ __all__ = [
     "decoded",
     "decoded_in_batches",
     "ids_of",
+    "needs_decoding",
     "open_source",
     "pictures_of",
     "prepare",

@@ -15,6 +15,7 @@ from secu.data.own.source import Source
 
 Outcome = NDArray[np.uint8] | BadImage
 AHEAD = 4  # images read ahead for each thread
+AT_ONCE = 128  # images decoded for a batch: small enough for a progress bar that moves while photos are read
 
 
 def decoded(
@@ -45,15 +46,20 @@ def decoded(
         pool.shutdown(cancel_futures=True)
 
 
+def needs_decoding(source: Source, size: int, channels: int) -> bool:
+    """Return whether the images are anything but an array of this very size and number of channels."""
+    return source.ready(slice(0, 0), size, channels) is None
+
+
 def decoded_in_batches(
     source: Source, size: int, channels: int, batch: int
 ) -> Generator[tuple[list[int], NDArray[np.uint8], list[tuple[int, BadImage]]]]:
-    """Decode all images, a batch at a time; an array that needs no decoding is cut into slices.
+    """Decode all images, at most ``batch`` at a time; an array that needs no decoding is cut into slices.
 
     Yields:
         The numbers of images, their pixels (n, channels, size, size), and number and reason of those that are bad.
     """
-    if source.ready(slice(0, 0), size, channels) is not None:
+    if not needs_decoding(source, size, channels):
         for start in range(0, len(source), batch):
             numbers = range(start, min(start + batch, len(source)))
             pixels = source.ready(slice(numbers.start, numbers.stop), size, channels)
@@ -61,7 +67,7 @@ def decoded_in_batches(
             yield list(numbers), pixels, []
         return
     with closing(decoded(source, size, channels)) as images:
-        while some := list(islice(images, batch)):
+        while some := list(islice(images, min(batch, AT_ONCE))):
             good = [(i, image) for i, image in some if not isinstance(image, BadImage)]
             pixels = np.stack([image for _, image in good]) if good else np.empty((0, channels, size, size), np.uint8)
             yield [i for i, _ in good], pixels, [(i, bad) for i, bad in some if isinstance(bad, BadImage)]
