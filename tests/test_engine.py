@@ -12,7 +12,7 @@ from secu.backbones import ViewNorm
 from secu.checkpoint import Trained, build, restore, snapshot
 from secu.constraints import SizeConstraint
 from secu.data import Images
-from secu.engine import Engine, choose_engine
+from secu.engine import Engine, Replays, choose_engine
 from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
@@ -130,6 +130,28 @@ def test_engine_does_what_the_eager_step_does(blobs, engine, device, on_host, co
         other_step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
     expected = train_for(model, step, "eager", range(6, 7))
     assert_close(train_for(other_model, other_step, engine, range(6, 7)), expected)
+
+
+@CUDA
+def test_the_small_last_batch_has_a_graph_of_its_own(blobs, monkeypatch, tmp_path):
+    """With one warm-up step and two batches an epoch, the second epoch captures both and the third only replays."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr("secu.engine.WARM_UP", 1)
+    few = Images(blobs.pixels[:25])
+    model, step = make_step(few, "eager", "cuda", "size")
+    train_for(model, step, "eager", range(6))
+    run = Run.create(tmp_path / "run", model.config)
+    run.save(*snapshot(model, step))
+    expected = train_for(model, step, "eager", range(6, 9))
+
+    model, step = make_step(few, "graph", "cuda", "size")
+    restore(run, model, step)
+    runner = Engine([step], "graph")
+    losses = [list(runner.epoch(number)[0]) for number in range(6, 9)][-1]
+    assert isinstance(runner._run, Replays)
+    assert set(runner._run.graphs) == {16, 9}
+    assert losses == pytest.approx(expected[0], rel=1e-3)
+    assert torch.equal(model.clustering.labels[:, 0].cpu(), expected[2][:, 0])
 
 
 @pytest.mark.parametrize("engine", ["eager", pytest.param("graph", marks=CUDA)])
