@@ -215,6 +215,26 @@ def test_a_failure_leaves_an_old_table_as_it_was(run, tmp_path):
     assert {name: (tmp_path / name).read_text() for name in tree(tmp_path)} == {"p.csv": "old"}
 
 
+def test_files_of_16_bits_after_files_of_8(run, tmp_path):
+    """The run has seen no file of 16 bits, so those are looked at: 12 of the bits are used."""
+    for folder, times in (("shallow", 1), ("deep", 16)):
+        (tmp_path / folder).mkdir()
+        for number, image in enumerate(digits(40)[0]):
+            levels = image.astype(np.uint16) * times if times > 1 else image
+            Image.fromarray(levels).save(tmp_path / folder / f"{number}.png")
+    source = open_source(tmp_path / "deep")
+    deep, _ = predicted(run, source, tmp_path / "deep.csv")
+    assert [row["cluster"] for row in deep] == [
+        row["cluster"] for row in predicted(run, tmp_path / "shallow", tmp_path / "shallow.csv")[0]
+    ]
+    assert "taken as int 0..4095" in source.note
+    brighter = copied(run, tmp_path / "run")
+    brighter.amend({"data": {"values": "int 0..1023"}})
+    expected = r"hold values up to 4,080; the run was trained on int 0..1023: scale them alike"
+    with pytest.raises(UserError, match=expected):
+        predict_source(brighter, open_source(tmp_path / "deep"), str(tmp_path / "p.csv"), "cpu")
+
+
 # Memory
 
 

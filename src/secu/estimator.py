@@ -254,7 +254,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             given, wanted = math.prod(source.array.shape[1:]), self.n_features_in_
             if not source.place and np.ndim(X) == 2 and given != wanted:
                 raise UserError(f"X has {given} features, but SeCu is expecting {wanted} features as input")
-        source.read_as(self.config_.data.values)
+        source.read_new_as(self.config_.data.values)
         model, (channels, size, _) = self._model(), _shape(self.config_)
         embeddings_ND = embed(model.encoder, model.augmentation, decode_all(source, size, channels))
         return embeddings_ND.cpu(), model.clustering.head().cpu()

@@ -64,7 +64,7 @@ def plan_for(request: Request) -> tuple[Source, Plan]:
         raise UserError(f"data.name: {asked.data.name!r} cannot be a setting here; these are your own images")
     source.read_as(asked.data.values)
     probe = source.probe()
-    facts = Facts(len(source), min(probe.width, probe.height), 1 if probe.grey else 3, device.type)
+    facts = Facts(len(source), probe.side, 1 if probe.grey else 3, device.type)
     place = {"source": source.place or None, "labels": request.labels, "values": source.values or None}
     plan = make_plan(facts, request.clusters, request.balance, merge(request.overrides or {}, {"data": place}))
     if plan.config.heads[0] != request.clusters:

@@ -55,7 +55,7 @@ class Stream:
         shape = self.config.data.shape
         if shape is None:
             raise UserError(f"run: {run.path} was trained on {self.config.data.name}; predict needs a run of secu fit")
-        source.read_as(self.config.data.values)
+        source.read_new_as(self.config.data.values)
         self.shape, self.batch = shape, max(1, BATCH_PIXELS // (shape[1] * shape[2]))
         model = load_trained(run, shape, device)
         self.predictor = Predictor(model.augmentation, model.encoder.eval(), model.clustering.head())

@@ -130,7 +130,10 @@ def predict(
 
     with DecodeProgress(errors) as progress:
         shown = progress if errors.is_terminal and output != "-" else None  # not into the table, nor into a log
-        skipped = predict_source(Run.open(run), open_source(source), output, device, shown)
+        opened = open_source(source)
+        skipped = predict_source(Run.open(run), opened, output, device, shown)
+    if opened.note:
+        tell(opened.note)
     if skipped:
         first = ": ".join(map(printable, skipped[0]))
         tell(f"images that could not be read and are left out: {len(skipped):,}, the first {first}")

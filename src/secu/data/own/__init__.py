@@ -82,7 +82,7 @@ class OwnImages(Images):
             seen = self.source.probe() if self.source else None
         except UserError:
             seen = None
-        return min(seen.width, seen.height) if seen else 0
+        return seen.side if seen else 0
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
         """Return images for people to look at, uint8 (B, C, S, S): S is at most ``side``, but what is there is used.

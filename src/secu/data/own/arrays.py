@@ -88,6 +88,10 @@ class ArraySource(Source):
             raise UserError(f"source: {found}; the run was trained on {values}: scale them alike")
         self._understand(values)
 
+    def read_new_as(self, values: str | None) -> None:
+        """The same, as the range of all values is known."""
+        self.read_as(values)
+
     def _understand(self, values: str) -> None:
         highest = _parts(values)[1]
         self.values, self.factor = values, 255 / highest if highest <= 255 else 256 / (highest + 1)

@@ -6,7 +6,8 @@ A ``Source`` lists; it holds no pixels. stream.py turns it into squares of uint8
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -20,15 +21,15 @@ from secu.errors import UserError, nearest
 
 # What files of 16 bits may hold, by its name as a setting (data.values).
 DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
-MEASURED = 20  # of them, in a sample
+SAMPLE = 200  # images looked at to know what all are like
+MEASURED = 20  # of those, if they are files of 16 bits
 Skipped = tuple[str, str]  # id and reason
 
 
 class Probe(NamedTuple):
-    """What a sample of the images looks like: median sides, as stored, and whether every one of them is grey."""
+    """What a sample of the images looks like: the median of their shorter sides, and whether every one is grey."""
 
-    width: int
-    height: int
+    side: int
     grey: bool
 
 
@@ -87,6 +88,19 @@ class Source(ABC):
         if values in DEEP:
             self.values = values
 
+    def read_new_as(self, values: str | None) -> None:
+        """The same for images that the run has not seen: files of 16 bits may hold more, or be the first of their kind.
+
+        Raises:
+            UserError: They hold more than what was white for the run.
+        """
+        self.read_as(values)
+        before = self.values
+        bright = self._brightest(self._look(SAMPLE)[0])
+        if before in DEEP and bright > DEEP[before]:
+            held = f"the files of 16 bits in {self.name} hold values up to {bright:,}"
+            raise UserError(f"source: {held}; the run was trained on {before}: scale them alike")
+
     @property
     def highest(self) -> int:
         """The value of files of 16 bits that becomes white."""
@@ -127,41 +141,53 @@ class Source(ABC):
             raw = self.read(i)
         return decode(raw, size, channels, self.highest)
 
-    def probe(self, sample: int = 200) -> Probe:
+    def probe(self, sample: int = SAMPLE) -> Probe:
         """Read the headers of images evenly spread over the source.
 
         Raises:
             UserError: There is no image, or none of the sample can be read.
         """
         self.require_images()
-        chosen = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
-        headers: list[Header] = []
+        headers, bad = self._look(sample)
+        if not headers:
+            raise UserError(f"source: none of {len(bad)} images tried in {self.name} can be read; {bad[0]}")
+        self._brightest(headers)
+        found = headers.values()
+        return Probe(median_low(min(h.width, h.height) for h in found), all(h.grey for h in found))
+
+    def _look(self, sample: int) -> tuple[dict[int, Header], list[str]]:
+        """Return the headers of images evenly spread over the source, by number, and what is wrong with the others."""
+        headers: dict[int, Header] = {}
         bad: list[str] = []
-        bright: list[int] = []
         with quiet():
-            for i in [self.order[position] for position in chosen]:
+            for position in _spread(len(self), sample):
+                i = self.order[position]
                 try:
                     with as_bad_image():
-                        raw = self.read(i)
-                        headers.append(header(raw))
-                        if headers[-1].deep and len(bright) < MEASURED and not isinstance(raw, np.ndarray):
-                            bright.append(brightest(raw))
+                        headers[i] = header(self.read(i))
                 except BadImage as error:
                     bad.append(f"{printable(self.ids[i])}: {error.reason}")
-        if not headers:
-            raise UserError(f"source: none of {len(chosen)} images tried in {self.name} can be read; {bad[0]}")
-        if bright and not self.values:
-            self._count_bits(bright)
-        width, height = median_low(h.width for h in headers), median_low(h.height for h in headers)
-        return Probe(width, height, all(h.grey for h in headers))
+        return headers, bad
 
-    def _count_bits(self, bright: list[int]) -> None:
-        """Take files of 16 bits as what they seem to hold: cameras of microscopes fill 10, 12 or 14 of them."""
-        values = next(name for name, highest in DEEP.items() if max(bright) <= highest)
-        if DEEP[values] < 65_535:
-            self.values = values
-            found = f"of {len(bright)} tried none holds more than {max(bright):,}"
-            self.note = f"files of 16 bits are taken as {values}: {found}"
+    def _brightest(self, headers: Mapping[int, Header]) -> int:
+        """Return the highest value of some files of 16 bits, 0 if there are none; understand them by it, if need be.
+
+        Cameras of microscopes fill 10, 12 or 14 of the bits.
+        """
+        deep, bright = [i for i, h in headers.items() if h.deep], list[int]()
+        with quiet():
+            for position in _spread(len(deep), MEASURED):
+                with suppress(BadImage), as_bad_image():
+                    raw = self.read(deep[position])
+                    if not isinstance(raw, np.ndarray):
+                        bright.append(brightest(raw))
+        highest = max(bright, default=0)
+        if bright and not self.values:
+            self.values = next(name for name, limit in DEEP.items() if highest <= limit)
+            if DEEP[self.values] < 65_535:
+                found = f"of {len(bright)} tried none holds more than {highest:,}"
+                self.note = f"files of 16 bits are taken as {self.values}: {found}"
+        return highest
 
     def require_images(self) -> None:
         """Raise ``UserError`` if nothing was found."""
@@ -213,6 +239,12 @@ class FileSource(Source):
                 yield f"{status.st_size} {status.st_mtime_ns} {status.st_mode}"
             except (OSError, ValueError):
                 yield "missing"
+
+
+def _spread(count: int, sample: int) -> list[int]:
+    """Return at most ``sample`` of ``count`` numbers, evenly spread."""
+    chosen: list[int] = np.linspace(0, count - 1, min(sample, count)).astype(int).tolist()
+    return chosen
 
 
 def file_stamp(path: str) -> str:
