@@ -147,7 +147,7 @@ def test_predict_writes_a_file_and_counts_what_it_left_out(secu, run, tmp_path):
     Image.new("L", (9, 9)).save(tmp_path / "p" / "good.png")
     result = secu("predict", run, tmp_path / "p", "-o", tmp_path / "p.jsonl", "--device", "cpu")
     reason = "not an image of a kind that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF)"
-    left_out = f"images that could not be read and are left out: 1, the first bad.png: {reason}\n"
+    left_out = f"images left out: 1, the first bad.png: {reason}\n"
     assert (result.code, result.out, result.err) == (0, "", left_out)
     assert json.loads((tmp_path / "p.jsonl").read_text())["id"] == "good.png"
 
@@ -270,7 +270,7 @@ def test_skipped_images_and_warnings_are_told(secu, tmp_path):
     folder = write_folder(tmp_path / "p", 40)
     (folder / "bad.png").write_text("x")
     lines = secu("fit", folder, "-k", 3, "--out", tmp_path / "run", *SHORT).out.splitlines()
-    assert f"images that could not be read: 1, see {tmp_path / 'run' / 'skipped.csv'}" in lines
+    assert f"images left out: 1, see {tmp_path / 'run' / 'skipped.csv'}" in lines
     assert sum(line.startswith("warning: ") for line in lines) >= 1  # two epochs are too few
     warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
     assert all("(" in text or "optim.epochs" in text or "balance" in text for text in warnings)

@@ -180,13 +180,21 @@ def test_more_than_5_percent_bad_stops(tmp_path, cache, decodes):
 
 def test_what_was_refused_while_listing_counts_as_bad(tmp_path, cache):
     folder = fill(tmp_path / "pictures", 3)
-    (tmp_path / "m.csv").write_text("path\npictures/0.png\npictures/1.png\npictures/1.png\n")
-    with pytest.raises(
-        UserError, match=r"1 of 3 images .* the first: pictures/1.png: row 3 names the same file as row 2"
-    ):
+    (tmp_path / "m.csv").write_text('path\npictures/0.png\npictures/1.png\n""\n')
+    with pytest.raises(UserError, match=r"1 of 3 images .* the first: row 3: no path"):
         prepare(open_source(tmp_path / "m.csv"), 8, 3, cache=cache)
     assert folder.exists()
     assert len(prepare(open_source(tmp_path / "m.csv"), 8, 3, cache=cache, allow_bad=True).skipped) == 1
+
+
+def test_images_that_a_table_names_twice_are_no_bad_ones(tmp_path, cache):
+    """As it does with a row for each box around something in a picture."""
+    fill(tmp_path / "pictures", 3)
+    (tmp_path / "m.csv").write_text("path\n" + "pictures/0.png\npictures/1.png\npictures/2.png\n" * 4)
+    images = prepare(open_source(tmp_path / "m.csv"), 8, 3, cache=cache)
+    assert len(images) == 3
+    assert len(images.skipped) == 9
+    assert images.skipped[0] == ("pictures/0.png", "row 4 names the same file as row 1")
 
 
 def test_too_few(tmp_path, cache):

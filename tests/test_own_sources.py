@@ -275,7 +275,8 @@ def test_rows_that_name_no_file_or_one_twice(tmp_path):
     write_csv(tmp_path / "m.csv", [["path"], ["a.png"], ["./a.png"], [""], [" "], ["gone.png"]])
     source = open_source(tmp_path / "m.csv")
     assert source.ids == ["a.png", " ", "gone.png"]
-    assert source.skipped == [("./a.png", "row 2 names the same file as row 1"), ("row 3", "no path")]
+    assert source.skipped == [("row 3", "no path")]
+    assert source.repeated == [("./a.png", "row 2 names the same file as row 1")]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Page:
         return json.loads(self.script("return document.getElementById('content').textContent"))
 
     def download(self):
-        file = self.downloads / "clusters.csv"
+        file = self.downloads / "names.csv"
         file.unlink(missing_ok=True)
         self.click("#download")
         self.wait(file.exists)
@@ -295,13 +295,13 @@ def test_the_download_of_very_many_pictures_takes_the_table_and_gives_it_back_wi
     page.merge(2, 4)
     page.find("#card-0 .pic").send_keys("w")
     wrong = page.content()["clusters"][0]["typical"][0]
-    (page.downloads / "clusters.csv").unlink(missing_ok=True)
+    (page.downloads / "names.csv").unlink(missing_ok=True)
     page.click("#download")
     assert page.find("#bring").is_displayed()
     page.find("#table").send_keys(str(folder / "assignments.csv"))
-    page.wait((page.downloads / "clusters.csv").exists)
+    page.wait((page.downloads / "names.csv").exists)
     assert not page.find("#bring").is_displayed()
-    with (page.downloads / "clusters.csv").open(newline="", encoding="utf-8") as lines:
+    with (page.downloads / "names.csv").open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     assert [row["id"] for row in rows] == list(data.ids)
     for index, row in enumerate(rows):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from own_images import digits, fitted, rows_of, tree, write_folder, write_zip
+from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_zip
 from secu import sorting
 from secu.data import load
 from secu.data.own.archives import TarSource
 from secu.errors import UserError
 from secu.run import Run
-from secu.settings import load_config
+from secu.settings import load_config, merge
 from secu.sorting import sort_run
 from secu.train import train
 
@@ -36,7 +36,9 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, pictures):
-    return fitted(tmp_path_factory.mktemp("fitted"), pictures)
+    made = fitted(tmp_path_factory.mktemp("fitted"), pictures, overrides=merge(SHORT, {"optim": {"epochs": 12}}))
+    assert sum(map(bool, best_first(made))) > 1, "one cluster has all: nothing to sort"
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -217,14 +219,42 @@ def test_a_table_of_something_else_is_refused(run, tmp_path, text):
     assert not (tmp_path / "sorted").exists()
 
 
-@pytest.mark.parametrize("rows", ["x,0,dog?,0,no\ny,1,dog!,1,no\n", "x,0,cluster-1,0,no\ny,1,,1,no\n"])
-def test_names_that_become_one_folder_are_refused(run, tmp_path, rows):
-    (tmp_path / "t.csv").write_text(HEAD + rows)
-    with pytest.raises(UserError, match=r"names: '.*' and '.*' would share the folder (dog|cluster-1); rename one"):
-        sort_run(run, tmp_path / "sorted", copy=False, names=tmp_path / "t.csv")
-    (tmp_path / "t.csv").write_text(HEAD + "x,0,dog,0,no\ny,1,dog,1,no\nz,2,,2,no\n")  # wanted so
-    sort_run(run, tmp_path / "sorted", copy=False, names=tmp_path / "t.csv")
-    assert "dog" in {path.name for path in (tmp_path / "sorted").iterdir()} <= {"cluster-2", "dog"}
+def test_a_table_of_another_run_is_refused(run, tmp_path):
+    """Its clusters have other numbers."""
+    table = write_names(tmp_path / "t.csv", run, ["a", "b", "c"], [0, 1, 2])
+    turned = {"0": "1", "1": "2", "2": "0"}
+    head, *rows = [line.split(",") for line in table.read_text().splitlines()]
+    table.write_text("\n".join(",".join(row) for row in [head, *([row[0], turned[row[1]], *row[2:]] for row in rows)]))
+    with pytest.raises(UserError, match=r"is of another run: it knows 60 of 60 images, and 0 of those in the same"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=table)
+    table.write_text(HEAD + "nothing.png,0,cats,0,no\n")
+    with pytest.raises(UserError, match=r"is of another run: it knows 0 of 60 images"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=table)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_table_that_a_spreadsheet_saved(run, tmp_path, delimiter):
+    table = write_names(tmp_path / "t.csv", run, ["a", "b", "c"], [0, 1, 2])
+    table.write_text(table.read_text().replace(",", delimiter), encoding="utf-8-sig")
+    sort_run(run, tmp_path / "sorted", copy=False, names=table)
+    assert {path.name for path in (tmp_path / "sorted").iterdir()} <= {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("name", ["dog!", ""])
+def test_names_that_become_one_folder_are_refused(run, tmp_path, name):
+    """Two names, or a name and the number of a cluster without one."""
+    one, other = [cluster for cluster, group in enumerate(best_first(run)) if group][:2]
+    names = ["", "", ""]
+    names[one], names[other] = "dog?" if name else f"cluster-{other}", name
+    table = write_names(tmp_path / "t.csv", run, names, [0, 1, 2])
+    with pytest.raises(UserError, match=r"names: '.*' and '.*' would share the folder (dog|cluster-\d); rename one"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=table)
+    names[one] = names[other] = "dog"  # wanted so
+    write_names(table, run, names, [0, 1, 2])
+    sort_run(run, tmp_path / "sorted", copy=False, names=table)
+    found = {path.name for path in (tmp_path / "sorted").iterdir()}
+    assert "dog" in found
+    assert found.isdisjoint({f"cluster-{one}", f"cluster-{other}"})
 
 
 def test_images_of_an_array_carry_the_number_of_their_row(tmp_path):

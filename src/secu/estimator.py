@@ -247,8 +247,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         check_is_fitted(self)
         source = open_images(X)
         source.require_images()
-        if source.skipped:
-            name, reason = source.skipped[0]
+        for name, reason in (*source.skipped, *source.repeated):
             raise UserError(f"X: {printable(name)}: {reason}; each row needs an answer (secu predict leaves it out)")
         if isinstance(source, ArraySource):
             given, wanted = math.prod(source.array.shape[1:]), self.n_features_in_

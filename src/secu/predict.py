@@ -28,7 +28,7 @@ IN_FLIGHT = 2  # batches handed to the device before the first one's answer is r
 def predict_source(
     run: Run, source: Source, output: str, device: str = "auto", progress: Progress | None = None
 ) -> list[Skipped]:
-    """Write what the run's model says of each image; return id and reason of those that could not be read."""
+    """Write what the run's model says of each image; return id and reason of those that are left out."""
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: there is no folder {Path(output).parent} for {Path(output).name}")
@@ -39,7 +39,7 @@ def predict_source(
         sys.stdout.flush()  # here, where a reader that went away is still an error of this command
     else:
         write_atomically(Path(output), lambda path: _to_file(stream, path, kind))
-    return stream.skipped
+    return [*stream.skipped, *source.repeated]
 
 
 def _to_file(stream: "Stream", path: Path, kind: str) -> None:

@@ -8,7 +8,7 @@
     state.pt            all that is needed to resume: the model, label memory, constraint, momentum, epoch
     assignments.csv     the cluster of every training image; assignments.parquet is the same
     clusters.csv        size and cohesion of every cluster, and under which cosine an image is an outlier
-    skipped.csv         own images that could not be read
+    skipped.csv         own images that were left out, with the reason
     exemplars.png       the images closest to each center
     report.html         everything to look at
     selflabel.json      what self-labeling changed; best.safetensors is the model of the epoch it ends with

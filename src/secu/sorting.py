@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # bytes of a name; file systems take 255
 FORMULA = re.compile(r"^'(?=[=+\-@\t\r])")  # how the report keeps a spreadsheet from taking an id for a formula
 WRONG = "marked-as-wrong"
+SAME = 0.95  # of the images that a table knows: another device may put a few elsewhere
 
 
 def sort_run(
@@ -36,6 +37,8 @@ def sort_run(
     *,
     copy: bool,
     names: Path | None = None,
+    data: Path | None = None,
+    device: str = "auto",
     tell: Callable[[str], None] = void,
     progress: Progress | None = None,
 ) -> int:
@@ -52,11 +55,12 @@ def sort_run(
         raise UserError(f"sort: {destination} exists; name a folder that does not")
     if copy and (base := searched(run.config().data.source)) and destination.resolve().is_relative_to(base.resolve()):
         raise UserError(f"sort: {destination} is inside {base}, whose next run would find all copies; name another")
-    images = images_of(run, tell=tell, progress=progress)
-    model = load_trained(run, images.shape, choose_device("auto"))
+    images = images_of(run, data=data, tell=tell, progress=progress)
+    model = load_trained(run, images.shape, choose_device(device))
     embeddings = embed(model.encoder, model.augmentation, images).cpu()
     found = predict(embeddings, model.clustering.head().cpu(), model.config.loss.prediction_temperature)
-    ids, edits = ids_of(images), read_edits(names, model.config.heads[0])
+    ids, cluster_of = ids_of(images), found.cluster.tolist()
+    edits = read_edits(names, model.config.heads[0], dict(zip(map(printable, ids), cluster_of, strict=True)))
     with aside(destination) as folder:
         place = folder / destination.name
         for name in edits.folders if names is None else ():  # an empty cluster, too, unless it may have been merged
@@ -64,7 +68,7 @@ def sort_run(
         ranks: Counter[str] = Counter()
         wanted = []
         for index in found.cosine.argsort(descending=True, stable=True).tolist():
-            name = WRONG if printable(ids[index]) in edits.wrong else edits.folders[int(found.cluster[index])]
+            name = WRONG if printable(ids[index]) in edits.wrong else edits.folders[cluster_of[index]]
             wanted.append((position(images, index), index, place / name, ranks[name]))
             ranks[name] += 1
         for _, index, target, rank in sorted(wanted):
@@ -91,34 +95,50 @@ class Edits(NamedTuple):
     wrong: set[str]
 
 
-def read_edits(names: Path | None, clusters: int) -> Edits:
-    """Read the table that the report downloads; without one every cluster has its number."""
+def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int]) -> Edits:
+    """Read the table that the report downloads; without one every cluster has its number.
+
+    Clusters of another run have other numbers, so the table must know those of this one's images (``cluster_of``).
+    """
     digits = len(str(clusters - 1))
     folders, wrong = [f"cluster-{cluster:0{digits}d}" for cluster in range(clusters)], set[str]()
     if names is None:
         return Edits(folders, wrong)
-    plain, asked = list(folders), dict[str, dict[str, None]]()
+    plain, asked, agreed, known_ids = list(folders), dict[str, dict[str, None]](), 0, 0
     try:
-        with names.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(names)
         known = {str(cluster): cluster for cluster in range(clusters)}
         for row in rows:
             safe = SAFE.sub("_", row["name"]).strip("._").encode()[:LONGEST].decode(errors="ignore")
             cluster, merged = known[row["cluster"]], known[row["merged_cluster"]]
             folders[cluster] = safe or plain[merged]
             asked.setdefault(folders[cluster], {})[row["name"] if safe else f"cluster {merged}"] = None
+            name = FORMULA.sub("", row["id"])
+            known_ids += name in cluster_of
+            agreed += cluster_of.get(name) == cluster
             if row["marked_wrong"] == "yes":
-                wrong.add(FORMULA.sub("", row["id"]))
+                wrong.add(name)
     except OSError as error:
         raise UserError(f"names: cannot read {names}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, csv.Error):
         rows = []
     if not rows:
         raise UserError(f"names: {names} is not the table that the report of this run downloads")
+    if agreed < SAME * max(1, known_ids):
+        told = f"it knows {known_ids:,} of {len(cluster_of):,} images, and {agreed:,} of those in the same cluster"
+        raise UserError(f"names: {names} is of another run: {told}")
     for folder, given in asked.items():
         if len(given) > 1:
             raise UserError(f"names: {' and '.join(map(repr, given))} would share the folder {folder}; rename one")
     return Edits(folders, wrong)
+
+
+def read_rows(names: Path) -> list[dict[str, str]]:
+    """Read a table as the report wrote it, or as a spreadsheet has saved it since, with semicolons or tabs."""
+    with names.open(newline="", encoding="utf-8-sig") as file:
+        first = file.readline()
+        file.seek(0)
+        return list(csv.DictReader(file, delimiter=max(",;\t", key=first.count)))
 
 
 def position(images: ImageSource, index: int) -> int:

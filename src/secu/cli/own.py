@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from secu.cli.app import (
+    DataRoot,
     Device,
     Force,
     Overrides,
@@ -79,9 +80,7 @@ def fit(
         console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
         return
     if skipped := getattr(results.images, "skipped", ()):
-        console.print(
-            f"images that could not be read: {len(skipped):,}, see {run.path / 'skipped.csv'}", soft_wrap=True
-        )
+        console.print(f"images left out: {len(skipped):,}, see {run.path / 'skipped.csv'}", soft_wrap=True)
     for warning in results.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if results.scores is not None:
@@ -99,7 +98,7 @@ def name_of(source: str) -> str:
 
 
 @app.command()
-def report(run: RunFolder, device: Device = "auto") -> None:
+def report(run: RunFolder, device: Device = "auto", data: DataRoot = None) -> None:
     """Write a run's report again, and print where it is."""
     from secu.checkpoint import load_trained
     from secu.console import DecodeProgress
@@ -110,9 +109,10 @@ def report(run: RunFolder, device: Device = "auto") -> None:
 
     folder = Run.open(run)
     with DecodeProgress(errors) as progress:
-        images = images_of(folder, tell=tell, progress=progress)
+        images = images_of(folder, data=data, tell=tell, progress=progress)
     model = load_trained(folder, images.shape, choose_device(device))
     console.print(str(write_run_report(folder, model, find_results(folder, model, images))), soft_wrap=True)
+    tell_if_unfinished(folder)
 
 
 @app.command()
@@ -136,7 +136,7 @@ def predict(
         tell(opened.note)
     if skipped:
         first = ": ".join(map(printable, skipped[0]))
-        tell(f"images that could not be read and are left out: {len(skipped):,}, the first {first}")
+        tell(f"images left out: {len(skipped):,}, the first {first}")
 
 
 @app.command()
@@ -145,6 +145,8 @@ def sort(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="A folder that does not exist yet.")],
     copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
     names: Annotated[Path | None, typer.Option(help="What the report downloads: names, merges, marks.")] = None,
+    device: Device = "auto",
+    data: DataRoot = None,
 ) -> None:
     """Put the pictures into a folder for each cluster, best first."""
     from secu.console import DecodeProgress
@@ -153,7 +155,9 @@ def sort(
 
     folder = Run.open(run)
     with DecodeProgress(errors) as progress:
-        count = sort_run(folder, destination, copy=copy, names=names, tell=tell, progress=progress)
+        count = sort_run(
+            folder, destination, copy=copy, names=names, data=data, device=device, tell=tell, progress=progress
+        )
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
     tell_if_unfinished(folder)
 

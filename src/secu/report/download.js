@@ -18,9 +18,9 @@ function csv(list) {
 
 function save(list) {
   const address = URL.createObjectURL(new Blob([csv(list)], { type: "text/csv;charset=utf-8" }));
-  h("a", { href: address, download: "clusters.csv" }).click();
+  h("a", { href: address, download: "names.csv" }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
-  toast(`clusters.csv: ${plural(list.length, "row", "rows")}.`, false);
+  toast(`names.csv: ${plural(list.length, "row", "rows")}.`, false);
 }
 
 function download() {

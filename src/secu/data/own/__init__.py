@@ -63,7 +63,7 @@ class OwnImages(Images):
         ids: The id of each image.
         columns: What the source carries along, by column.
         paths: The file of each image; empty where they are no files.
-        skipped: Id and reason of each image that could not be read, and is in none of the lists above.
+        skipped: Id and reason of each image that could not be read, or was named twice, and is in no list above.
         source: Where they were decoded from.
         numbers: The number of each image in the source.
     """
@@ -226,19 +226,20 @@ def _joined(source: Source, stored: Stored) -> OwnImages:
         ids=tuple(ids[i] for i in rows),
         columns={name: [values[i] for i in rows] for name, values in source.columns.items()},
         paths=tuple(source.paths[i] for i in rows) if isinstance(source, FileSource) else (),
-        skipped=(*source.skipped, *((ids[i], reason) for i, reason in stored.bad.items())),
+        skipped=(*source.skipped, *((ids[i], reason) for i, reason in stored.bad.items()), *source.repeated),
         source=source,
         numbers=rows,
     )
 
 
 def _require_enough(source: Source, images: OwnImages, allow_bad: bool) -> None:
-    bad, total = len(images.skipped), len(images) + len(images.skipped)
-    first = f"the first: {': '.join(map(printable, images.skipped[0]))}" if bad else ""
+    bad = len(images.skipped) - len(source.repeated)
+    total = len(images) + bad
+    first = f"the first: {': '.join(map(printable, images.skipped[0]))}" if images.skipped else ""
     if bad > MAX_BAD * total and not allow_bad:
         share = f"{bad} of {total} images in {source.name} cannot be read, more than {MAX_BAD:.0%}"
         raise UserError(f"source: {share}; {first}; to go on without them: --allow-bad, in Python allow_bad=True")
     if len(images) < 2:
         raise UserError(
-            f"source: only one image in {source.name}; clusters need at least two{f' ({first})' * (bad > 0)}"
+            f"source: only one image in {source.name}; clusters need at least two{f' ({first})' if first else ''}"
         )

@@ -42,6 +42,7 @@ class Source(ABC):
         ids: One an image, in natural order: the path within the source with forward slashes, or the number of the row.
         columns: What else is known of each image and is carried to the output.
         skipped: Id and reason of what was refused while listing, and is in none of the lists above.
+        repeated: The same of what is left out because it is there already, which is no damage.
         targets: True labels, int64 (N,), -1 where unknown; None if none were asked for.
         class_names: The name of each target.
         note: How the pixels are understood, where that had to be decided; else empty.
@@ -52,6 +53,7 @@ class Source(ABC):
     note = ""
     values = ""
     has_folders = True
+    repeated: Sequence[Skipped] = ()
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ def open_manifest(name: str) -> FileSource:
     paths: list[str] = []
     rows: list[int] = []
     skipped: list[Skipped] = []
+    repeated: list[Skipped] = []
     seen: dict[str, int] = {}
     folder = os.path.dirname(os.path.abspath(name))
     for row, value in enumerate(table.pop("path")):
@@ -40,14 +41,16 @@ def open_manifest(name: str) -> FileSource:
         if not value or not path or "\0" in path:
             skipped.append((f"row {row + 1}", "no path"))
         elif path in seen:
-            skipped.append((value, f"row {row + 1} names the same file as row {seen[path] + 1}"))
+            repeated.append((value, f"row {row + 1} names the same file as row {seen[path] + 1}"))
         else:
             seen[path] = row
             ids.append(value.replace(os.sep, "/"))
             paths.append(path)
             rows.append(row)
     columns = {key: [values[row] for row in rows] for key, values in table.items()}
-    return FileSource(name, os.path.abspath(name), ids, paths, columns=columns, skipped=skipped)
+    source = FileSource(name, os.path.abspath(name), ids, paths, columns=columns, skipped=skipped)
+    source.repeated = repeated
+    return source
 
 
 def _read_csv(name: str) -> Table:
