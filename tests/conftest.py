@@ -4,6 +4,21 @@ import os
 import signal
 
 import torch
+from hypothesis import HealthCheck, settings
+
+# What a terminal or a CI system says to programs is not what tests are about; a console reads it when it is made.
+for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "PYTHONWARNINGS"):
+    os.environ.pop(name, None)
+
+# The same examples every time, however slow the machine is.
+settings.register_profile(
+    "same",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+settings.load_profile("same")
 
 # Small tensors gain nothing from a second thread, and where another process wants that core they lose tenfold.
 os.environ["OMP_NUM_THREADS"] = "1"  # for the programs that tests start

@@ -101,14 +101,15 @@ def test_threads_that_wait_give_way_soon_unless_the_user_says_otherwise(secu, mo
     assert os.environ["GOMP_SPINCOUNT"] == after
 
 
-def test_help_answers_in_under_0_7_seconds():
+def test_help_is_under_0_7_seconds_of_work():
+    """Of the CPU's time: a busy machine makes anything slow."""
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
-        done = program("--help")
-        seconds.append(time.perf_counter() - began)
-        assert done.returncode == 0
-    assert min(seconds) < 0.7, seconds
+        before = os.times()
+        assert program("--help").returncode == 0
+        after = os.times()
+        seconds.append(after.children_user - before.children_user + after.children_system - before.children_system)
+    assert 0 < min(seconds) < 0.7, seconds
 
 
 def test_help_and_nothing_at_all_list_the_commands(secu):
@@ -409,7 +410,7 @@ def test_a_real_process_fails_like_a_called_one(tmp_path):
         "try:\n        press()\n    except BaseException:\n        raise ValueError('half imported') from None",
         "exec('press()')",
         # What our own threads do: they may be at work on something that nobody wants any more.
-        "threading.Thread(target=time.sleep, args=[60]).start()\n    press()",
+        "threading.Thread(target=time.sleep, args=[200]).start()\n    press()",
     ],
 )
 def test_ctrl_c_in_the_midst_of_anything(tmp_path, work):
@@ -431,12 +432,12 @@ cli.main()
 """
     (tmp_path / "work.py").write_text(code)
     command = [sys.executable, "-m", "work"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "a row\n", "secu: interrupted\n")
 
 
 def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
-    settings = ("train", "digits", *TINY, "optim.epochs=3", "optim.batch_size=128", "--out")
+    settings = ("train", "digits", *TINY, "optim.epochs=10", "optim.batch_size=128", "--out")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "secu", *settings, str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -454,11 +455,11 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
     assert secu(*settings, tmp_path / "whole").code == 0
     for name in ("model.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 4
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 11
 
 
 def wait_for_a_line(path: Path, process: subprocess.Popen) -> None:
-    for _ in range(600):
+    for _ in range(2400):
         if path.is_file() and path.read_text().endswith("\n"):
             return
         assert process.poll() is None, process.communicate()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 from PIL import Image
@@ -90,11 +91,12 @@ def test_a_free_folder_is_the_first_that_does_not_exist(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_as_it_is_finds_the_digits(tmp_path):
-    """ACC of at least 0.95 (k-means: 0.79) with the recipe's own settings; twice the time, for a busy machine."""
+    """ACC of at least 0.95 (k-means: 0.79) with the recipe's own settings, in four minutes of the CPU's time."""
+    began = time.process_time()
     found = run_demo(tmp_path / "run", seed=0, overrides=(), listener=Listener())
     assert found.secu.acc >= 0.95
     assert found.secu.nmi >= 0.9
-    assert found.seconds <= 240
+    assert time.process_time() - began <= 240
     records = found.run.metrics()
     assert len(records) == 121
     assert records[-1]["smallest"] > 100

@@ -342,5 +342,9 @@ def test_images_of_another_day_are_not_sorted(pictures, tmp_path):
 
 
 def test_others_may_look_into_the_folder(run, tmp_path):
-    sort_run(run, tmp_path / "sorted", copy=False)
+    before = os.umask(0o022)
+    try:
+        sort_run(run, tmp_path / "sorted", copy=False)
+    finally:
+        os.umask(before)
     assert (tmp_path / "sorted").stat().st_mode & 0o777 == 0o755

@@ -321,6 +321,7 @@ def shades(images: int) -> tuple[Images, Tensor]:
     return Images(pixels), torch.where((kind == 2) & (shade > 0.5), 3, kind)
 
 
+@pytest.mark.timeout(600)
 def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
     """Where one shade ends and the other begins is for the model to say, and it moves on until one is gone.
 
@@ -346,7 +347,7 @@ def test_trainings_lose_clusters_without_the_guard_and_none_with_it():
         smallest[seed, guard] = [int(counts.min()) for counts in sizes]
     assert any(smallest[seed, 0] == [0, 0] for seed in (1, 2, 3))
     labels, found = zip(*(smallest[seed, 0.5] for seed in (1, 2, 3)), strict=True)
-    assert min(labels) > 0.4 * int(first.bincount().min())
+    assert min(labels) > 0.25 * int(first.bincount().min())
     assert min(found) > 0
 
 

@@ -19,10 +19,10 @@ metrics.jsonl grows by a line an epoch, of which a cut one is not read.
 
 import csv
 import json
-import os
+import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +47,20 @@ MODEL = ("encoder.", "clustering.centers.weight")  # the tensors of a checkpoint
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there in one step."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # known before it is made, so never left behind
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None  # not the name that nobody gave
-    os.close(handle)
-    temporary = Path(name)
-    try:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
         write(temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's own mode would hide the file from colleagues
+        temporary.chmod(mode)  # some libraries would hide their files from colleagues
         temporary.replace(path)
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        if error.errno is not None and error.filename in (None, str(temporary)):  # a name that nobody gave
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 @contextmanager

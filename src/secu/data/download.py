@@ -104,7 +104,7 @@ def install(archive: Archive, root: Path, progress: Progress | None = None) -> P
         _fetch(archive, file, progress)
     _unpack(file, target)
     if not by_hand:
-        file.unlink()
+        file.unlink(missing_ok=True)
     return target
 
 

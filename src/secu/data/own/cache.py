@@ -8,7 +8,7 @@ import errno
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -73,13 +73,11 @@ def build(path: Path, source: Source, size: int, channels: int, progress: Progre
         UserError: The file cannot be written, or there is no good image.
     """
     total = len(source) * channels * size * size
-    temporary: Path | None = None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # known before it is made, so never left behind
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path, source)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        with os.fdopen(handle, "w+b") as file:
+        with open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             _reserve(file, total)
             bad = _decode_into(file, source, size, channels, progress)
             if len(bad) == len(source):
@@ -90,8 +88,8 @@ def build(path: Path, source: Source, size: int, channels: int, progress: Progre
     except OSError as error:
         raise UserError(_cannot_write(path, error, total)) from None
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     shape = (len(source) - len(bad), channels, size, size)
     return Stored(np.memmap(path, np.uint8, mode="c", shape=shape), {i: error.reason for i, error in bad.items()})
 
