@@ -3,20 +3,19 @@
     python examples/folder.py PHOTOS [CLUSTERS] [EPOCHS] [RUN]
 
 PHOTOS may be a folder, a glob such as 'photos/*.jpg', a .zip, or whatever else ``secu fit`` takes; sizes and formats
-may be mixed. Without EPOCHS, training is as long as the number of pictures asks for. RUN must be a new folder.
+may be mixed. Without EPOCHS, training is as long as the number of pictures asks for. RUN must be a new folder; without
+one it is runs/photos.
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
 from secu import SeCu
 
 
-def main(source: str, clusters: str = "10", epochs: str = "", out: str = "") -> None:
+def main(source: str, clusters: str = "10", epochs: str = "", out: str = "runs/photos") -> None:
     """Cluster, and print a line a cluster."""
-    out = out or f"runs/{Path(source).stem}"
     model = SeCu(int(clusters), epochs=int(epochs) if epochs else None, out=out, verbose=1).fit(source)
 
     for cluster in range(model.n_clusters):

@@ -16,7 +16,7 @@ from own_images import SHORT, digits, fitted, request_of, rows_of, tree, write_f
 from secu.data import load
 from secu.data.own import open_source
 from secu.errors import UserError
-from secu.fit import fit, images_of, plan_for
+from secu.fit import Request, fit, images_of, plan_for
 from secu.metrics import score
 from secu.run import Run
 from secu.selflabel import self_label
@@ -699,3 +699,27 @@ def test_a_run_that_lies_among_the_images_is_none_of_them(tmp_path):
     fitted(pictures, pictures)
     assert (pictures / "run" / "exemplars.png").is_file()
     assert open_source(pictures).ids == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "told"),
+    [
+        ("float", "int 0..255", "holds float 0..1, not int 0..255"),
+        ("uint8", "int 0..16", "holds int 0..255, not int 0..16"),
+        ("uint8", "int 0..4095", None),
+        ("files", "float 0..1", "has no values to be taken in another way, not float 0..1"),
+    ],
+)
+def test_values_can_be_asked_for_only_if_they_can_be_so(tmp_path, kind, asked, told):
+    images = digits(20)[0]
+    if kind == "files":
+        source = write_folder(tmp_path / "p", 20)
+    else:
+        source = tmp_path / "a.npy"
+        np.save(source, images / np.float32(255) if kind == "float" else images)
+    request = Request(str(source), 2, overrides={"data": {"values": asked}})
+    if told is None:
+        assert plan_for(request)[1].config.data.values == asked
+        return
+    with pytest.raises(UserError, match=f"data.values: .* {told}"):
+        plan_for(request)

@@ -1,7 +1,7 @@
 """Cluster a person's own images: from what they named to a finished run, and back from a run to its images."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,12 @@ def plan_for(request: Request) -> tuple[Source, Plan]:
             raise UserError(f"data.{name}: {value!r} cannot be a setting here; name the {name} by itself")
     if "name" in asked.data.model_fields_set and asked.data.name != "own":
         raise UserError(f"data.name: {asked.data.name!r} cannot be a setting here; these are your own images")
-    source.read_as(asked.data.values)
+    with suppress(UserError):  # told below, in words for a setting
+        source.read_as(asked.data.values)
     probe = source.probe()
+    if asked.data.values not in (None, source.values):
+        held = f"holds {source.values}" if source.values else "has no values to be taken in another way"
+        raise UserError(f"data.values: {source.name} {held}, not {asked.data.values}")
     facts = Facts(len(source), probe.side, 1 if probe.grey else 3, device.type)
     place = {"source": source.place or None, "labels": request.labels, "values": source.values or None}
     plan = make_plan(facts, request.clusters, request.balance, merge(request.overrides or {}, {"data": place}))
