@@ -183,7 +183,7 @@ def as_table(groups: list[list[Record]]) -> str:
             raise UserError(f"{first['name']}: the seeds were run with different rules; run the older ones again")
         sizes = first["groups"].values()
         plain = " / ".join(f"{100 * statistics.mean(r['kmeans'][name] for r in records):.1f}" for name in METRICS)
-        found = " | ".join(spread([100 * record[name] for record in records]) for name in METRICS)
+        found = " | ".join(spread([record[name] for record in records]) for name in METRICS)
         largest, smallest = max(r["largest"] for r in records), min(r["smallest"] for r in records)
         minutes = statistics.mean(r["decode_seconds"] + r["seconds"] for r in records) / 60
         seeds = ", ".join(str(record["seed"]) for record in records)

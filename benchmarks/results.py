@@ -11,6 +11,7 @@ import io
 import json
 import statistics
 import subprocess
+from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     for recipe, records in runs.items():
         paper = records[0]["config"]["paper"]
         printed = f"{paper['acc']} / {paper['nmi']} / {paper['ari']}" if paper else "not in it"
-        measured = " | ".join(spread([100 * record[name] for record in records]) for name in METRICS)
+        measured = " | ".join(spread([record[name] for record in records]) for name in METRICS)
         minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in records) / 60
         devices = ", ".join(sorted({record["device"] for record in records}))
         seeds = ", ".join(str(record["seed"]) for record in records)
@@ -100,10 +101,11 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def spread(values: list[float]) -> str:
-    """Return mean ± standard deviation, or the one value there is."""
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+def spread(shares: list[float]) -> str:
+    """Return mean ± standard deviation in percent, or the one value there is; cut off, as nothing is rounded up."""
+    exact = 100 * statistics.mean(Decimal(str(share)) for share in shares)
+    mean = str(exact.quantize(Decimal("0.01"), ROUND_FLOOR))
+    return mean if len(shares) == 1 else f"{mean} ± {100 * statistics.stdev(shares):.2f}"
 
 
 def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:
@@ -116,18 +118,25 @@ def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draw accuracy against wall-clock for every run that had a GPU for itself."""
+    """Draw accuracy against wall-clock for every run on a GPU that was trained by itself; a second one after its first.
+
+    Runs that were trained side by side have no wall-clock of their own.
+    """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for number, (recipe, records) in enumerate(runs.items()):
         alone = (record for record in records if record["device"].startswith("cuda") and not record.get("beside", 0))
+        before = runs.get(recipe.removesuffix("-selflabel"), []) if recipe.endswith("-selflabel") else []
         for record in alone:
-            minutes = [epoch["seconds"] / 60 for epoch in record["epochs"]]
+            first = sum(r["seconds"] / (1 + r.get("beside", 0)) for r in before if r["seed"] == record["seed"])
+            minutes = [(first + epoch["seconds"]) / 60 for epoch in record["epochs"]]
             accuracy = [100 * epoch["acc"] for epoch in record["epochs"]]
-            label = f"{recipe}, seed {record['seed']}: {accuracy[-1]:.2f}"
+            label = f"{recipe}, seed {record['seed']}: {spread([record['epochs'][-1]['acc']])}"
             axes.plot(minutes, accuracy, color=f"C{number}", label=label, marker=".")
-    axes.set(xlabel="minutes from the start of training, compilation included", ylabel="ACC on the test split, %")
+    axes.set(
+        xlabel="minutes from the start of the first training, compilation included", ylabel="ACC on the test split, %"
+    )
     axes.grid(alpha=0.3)
     axes.legend(loc="center right")
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))

@@ -213,7 +213,9 @@ def test_stopped_by_the_time_limit_and_resumed(secu, finished, tmp_path):
     arguments = ("train", "digits", *TINY, "--seed", "3", "--out", "run")
     stopped = secu(*arguments, "--time-limit", "0.01s")
     assert stopped.code == 0
-    assert stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; go on with --resume"
+    assert (
+        stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; the same command with --resume goes on"
+    )
     assert "assignments.csv" not in files(tmp_path / "run")
     resumed = secu(*arguments, "--resume")
     assert resumed.code == 0
@@ -336,7 +338,7 @@ def test_resume_with_other_settings_names_the_first(secu, tmp_path):
     arguments = ("train", "digits", *TINY, "--out", "run")
     secu(*arguments, "optim.epochs=0")
     message = assert_one_line(secu(*arguments, "--resume"))
-    assert message == "secu: resume: run was started with optim.epochs=0, got optim.epochs=1\n"
+    assert message == "secu: resume: run was started with optim.epochs=0, got optim.epochs=1; begin anew elsewhere\n"
     message = assert_one_line(secu(*arguments, "optim.epochs=0", "augment.affine=null", "--resume"))
     assert "augment.affine" in message
 
@@ -446,7 +448,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
     out, err = process.communicate(timeout=60)
     assert "finished" not in out
     message = assert_one_line(Result(process.returncode, out, err), code=130)
-    assert message == "secu: interrupted; secu train --resume goes on after the last whole epoch\n"
+    assert message == "secu: interrupted; the same command with --resume goes on after the last whole epoch\n"
     left = files(tmp_path / "run")
     assert set(left) <= {"config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
 

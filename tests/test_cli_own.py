@@ -259,7 +259,9 @@ def test_options_reach_the_config(secu, home, tmp_path):
 def test_the_time_limit_and_resume(secu, run, tmp_path):
     arguments = ("fit", "digits", "--clusters", 3, "--labels", "folder", *SHORT, "--out", tmp_path / "run")
     stopped = secu(*arguments, "--time-limit", "0.001s")
-    assert stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; go on with --resume"
+    assert (
+        stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; the same command with --resume goes on"
+    )
     assert_one_line(secu("predict", tmp_path / "run", "digits"), "clusters.csv", "stopped early")
     resumed = secu(*arguments, "--resume")
     assert "training on cpu, engine eager, resumed after 1 epochs" in resumed.out.splitlines()
@@ -406,14 +408,16 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     process = start(*settings, "--out", "run", cwd=tmp_path)
     wait_for(lambda: list((tmp_path / "data").glob("images/.*")), process)
     stopped = interrupt(process)
-    assert_one_line(stopped, "secu: interrupted; secu fit --resume goes on after the last whole epoch", code=130)
+    assert_one_line(
+        stopped, "secu: interrupted; the same command with --resume goes on after the last whole epoch", code=130
+    )
     assert not (tmp_path / "run").exists()
     assert list((tmp_path / "data" / "images").iterdir()) == []
 
     process = start(*settings, "--out", "run", "--resume", cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
-    assert_one_line(interrupt(process), "secu fit --resume", code=130)
+    assert_one_line(interrupt(process), "with --resume", code=130)
     left = {path.name for path in (tmp_path / "run").iterdir()}
     assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
 
@@ -464,13 +468,13 @@ def test_copies_are_not_put_among_the_pictures_they_are_copies_of(secu, run, hom
 
 def test_a_run_that_was_stopped_says_so_in_its_report(secu, tmp_path):
     done = secu("fit", "digits", "-k", 3, "--out", tmp_path / "run", *SHORT, "optim.epochs=9", "--time-limit", "0.001s")
-    assert "go on with --resume" in done.out
+    assert "the same command with --resume goes on" in done.out
     assert secu("report", tmp_path / "run").code == 0
     page = (tmp_path / "run" / "report.html").read_text()
     line = f"training stopped after 1 of {Run.open(tmp_path / 'run').config().optim.total_epochs} epochs"
     assert line in page
     sorting = secu("sort", tmp_path / "run", tmp_path / "sorted")
-    assert (sorting.code, sorting.err) == (0, f"warning: {line}: go on with --resume\n")
+    assert (sorting.code, sorting.err) == (0, f"warning: {line}: secu fit with --resume goes on\n")
 
 
 def test_pictures_that_were_moved_are_looked_for_where_the_config_says(secu, tmp_path):
@@ -513,3 +517,10 @@ def test_a_folder_that_cannot_be_written_is_named_as_it_was_given(secu, run, tmp
 
     monkeypatch.setattr(Path, "touch", refuse)
     assert_one_line(secu("predict", run, "digits", "-o", tmp_path / "found.csv"), f"'{tmp_path / 'found.csv'}'")
+
+
+def test_the_option_for_the_seed_wins_over_the_setting(secu, tmp_path):
+    for arguments, seed in ((("seed=5",), 5), (("seed=5", "--seed", 3), 3), ((), 0)):
+        done = secu("fit", "digits", "-k", 3, *SHORT, *arguments, "--out", tmp_path / str(seed))
+        assert done.code == 0, done.err
+        assert Run.open(tmp_path / str(seed)).config().seed == seed

@@ -1,4 +1,4 @@
-"""The order of one training step, against a reference written from FACTS.md in plain Python numbers."""
+"""The order of one training step, against a reference written from the paper and its code in plain Python numbers."""
 
 import math
 
@@ -48,7 +48,7 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 class Reference:
-    """FACTS.md, 'Order of one training step', head by head and number by number."""
+    """The order of one training step, head by head and number by number."""
 
     def __init__(self, config: Config, free_HKD: Tensor) -> None:
         self.config = config

@@ -274,7 +274,7 @@ def test_load_recipe_returns_only_what_differs():
     assert set(load_recipe("cifar10")) == {"description", "paper", "paper_selflabel", "data"}
 
 
-# Defaults: those that FACTS.md and the paper state for every experiment
+# Defaults: those that the paper and its code state for every experiment
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_without_constraint_every_image_takes_its_best_cluster():
 
 
 class SizeOracle:
-    """Appendix B and FACTS, one number at a time."""
+    """Appendix B, one number at a time."""
 
     def __init__(self, heads: tuple[int, ...], lower: float, upper: float | None, dual_lr: float) -> None:
         self.heads, self.lower, self.upper, self.dual_lr = heads, lower, upper, dual_lr

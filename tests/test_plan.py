@@ -289,3 +289,19 @@ def test_centers_are_the_papers_unless_groups_may_differ_or_another_kind_is_aske
     asked = make_plan(facts, 10, 0.9, {"centers": {"kind": "closed_form"}})
     assert asked.config.centers.kind == "closed_form"
     assert "centers.kind=closed_form: as you asked" in asked.reasons
+
+
+def test_reasons_are_those_of_what_is_done():
+    assert "few images" in reason(plan(1_000), "optim.batch_size")
+    assert "as in the paper" in reason(plan(60_000), "optim.batch_size=128")
+    asked = plan(heads=[10], optim={"batch_size": 40}, constraint={"lower": 0.8})
+    assert "heads=[10]: as you asked" in asked.reasons
+    assert any(text.startswith("optim.batch_size=40, optim.lr=0.0625: as you asked") for text in asked.reasons)
+    assert any(text.startswith("constraint.lower=0.8: every group gets at least 80%") for text in asked.reasons)
+    assert not any("90%" in text for text in asked.reasons)
+
+
+@pytest.mark.parametrize("asked", [{"centers": {"lr": 0.3}}, {"loss": {"name": "ce"}}])
+def test_what_needs_gradients_gets_them_at_any_balance(asked):
+    assert plan(balance=0.5).config.centers.kind == "closed_form"
+    assert plan(balance=0.5, **asked).config.centers.kind == "sgd"

@@ -1,4 +1,4 @@
-"""Recipes: a stored snapshot of every one, and the values of FACTS.md and the paper written down a second time.
+"""Recipes: a stored snapshot of every one, and the values of the paper and its code written down a second time.
 
 The snapshot is there so that no default changes an experiment silently. After a change that is meant, look at the
 difference that this prints, and store it with
@@ -85,7 +85,7 @@ def test_every_recipe_starts_with_its_command():
         assert first == f"# secu train {name} --out runs/{name}"
 
 
-# FACTS.md, "Values", typed in from there and not from the recipes.
+# Typed in from the paper and its code, not from the recipes.
 
 CIFAR10_STATISTICS = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CIFAR100_STATISTICS = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)

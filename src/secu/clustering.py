@@ -53,7 +53,7 @@ class Clustering(nn.Module):
         self.centers.start_epoch()
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> Losses:
-        """Assign a batch, remember it, and return the losses (Alg. 1, in the order that FACTS settles)."""
+        """Assign a batch, remember it, and return the losses (Alg. 1)."""
         settings = self.config
         frozen_SBD = embeddings_SBD.detach()
         centers_HKD = self.centers.unit()

@@ -111,8 +111,9 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         with TemporaryDirectory(prefix="secu-") as folder, DecodeProgress(console) as decoding:
             last = Path(self.out or Path(folder) / "run")
             first = last.with_name(f"{last.name}-first") if self.self_label else last
-            if self.self_label:
-                Run.check_free(last)
+            for place in {first, last}:
+                if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                    raise UserError(f"out: {place} exists; name a new folder")
             with Told(console) as told:
                 told.callback = self.callback
                 run, _, results = run_fit(request, first, listener=told, progress=decoding, report=report)

@@ -16,7 +16,7 @@ MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images a cluster teaches noise
 STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 156_400}  # of a training; on a GPU the paper's for CIFAR-10
 FEWEST_EPOCHS, MOST_EPOCHS = 20, 400
-SETTLES_FROM = 0.7  # balance; with less, centers that come to rest let one cluster swallow others
+GRADIENT_FROM = 0.7  # balance; with less, centers that move by gradient let one cluster swallow others
 CENTERS_RATE = 4  # times the encoder's, as in the paper
 # Images a second, forward and backward, two views, at 32 pixels; falls with the number of pixels. Rough: two CPU cores
 # and one H200 were measured, mps is a guess.
@@ -61,9 +61,11 @@ def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, 
     settings: dict[str, Any] = {"data": {"name": "own"}}
     overrides, reasons = _checked(overrides), []
     if (_asked(overrides, "constraint", "kind") or "size") == "size":
-        settings["constraint"] = {"kind": "size", "lower": balance, "dual_schedule": "falling"}
+        lower = _asked(overrides, "constraint", "lower")
+        lower = balance if lower is None else lower
+        settings["constraint"] = {"kind": "size", "lower": lower, "dual_schedule": "falling"}
         reasons.append(
-            f"constraint.lower={balance}: every group gets at least {balance:.0%} of an equal share (balance); what "
+            f"constraint.lower={lower}: every group gets at least {lower:.0%} of an equal share (balance); what "
             "holds it up moves ever less, so that images come to rest"
         )
     else:
@@ -129,9 +131,10 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
-    batch = _asked(settings, "optim", "batch_size") or batch
-    rate, asked = 0.2 * batch / 128, _asked(settings, "optim", "lr")
-    why = "few images need small batches to take enough steps"
+    wanted, asked = _asked(settings, "optim", "batch_size"), _asked(settings, "optim", "lr")
+    why = "few images need small batches to take enough steps" if batch < 128 else "as in the paper"
+    batch, why = (wanted, "as you asked") if wanted else (batch, why)
+    rate = 0.2 * batch / 128
     told = (
         f"optim.batch_size={batch}: {why}" if asked is not None else f"optim.batch_size={batch}, optim.lr={rate}: {why}"
     )
@@ -142,7 +145,8 @@ def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     kind, rate = _asked(settings, "centers", "kind"), _asked(settings, "centers", "lr")
     why = "as you asked" if kind else "as in the paper"
     lower = _asked(settings, "constraint", "lower")
-    if not kind and (lower or 0) < SETTLES_FROM:
+    bound = rate is not None or _asked(settings, "loss", "name") == "ce"  # to gradients: nothing else reads or fits it
+    if not kind and not bound and (lower or 0) < GRADIENT_FROM:
         kind = "closed_form"
         allows = "no lower bound forbids" if lower is None else "balance allows"
         why = f"summed anew every epoch, so that no group swallows the others, which {allows}"
@@ -157,6 +161,7 @@ def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     number = min(MOST_HEADS[facts.device], room)
     heads = settings.get("heads") or [clusters * (position + 1) for position in range(number)]
     why = "the first is the answer, finer ones help it along" if len(heads) > 1 else "too few images for finer ones"
+    why = "as you asked" if settings.get("heads") else why
     return {"heads": heads}, f"heads={heads}: {why}"
 
 

@@ -20,7 +20,7 @@ from secu.run import Run, write_atomically
 from secu.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train import choose_device
 
-BATCH_PIXELS = 2**21  # of a batch, so that small images come in large batches: 2,048 of 32 pixels, 42 of 224
+BATCH_PIXELS = 2**21  # of a batch, so that small images come in large batches: 2,048 of 32 pixels, 41 of 224
 Batch = tuple[list[int], Tensor]  # the numbers of images in their source, and their pixels
 IN_FLIGHT = 2  # batches handed to the device before the first one's answer is read
 

@@ -143,7 +143,8 @@ class Run:
         ours, theirs = flatten(config.settings()), flatten(run.config().settings())
         if different := [key for key in ours | theirs if ours.get(key) != theirs.get(key)]:
             key = different[0]
-            raise UserError(f"resume: {path} was started with {key}={theirs.get(key)}, got {key}={ours.get(key)}")
+            change = f"{key}={theirs.get(key)}, got {key}={ours.get(key)}"
+            raise UserError(f"resume: {path} was started with {change}; begin anew elsewhere")
         return run
 
     @classmethod
@@ -221,7 +222,10 @@ class Run:
         if self.finished:
             return ""
         done = self._record().get("epochs_done", len(self.metrics()))
-        return f"training stopped after {done:,} of {self.config().optim.total_epochs:,} epochs: go on with --resume"
+        config = self.config()
+        command = "selflabel" if config.selflabel else "fit" if config.data.name == "own" else "train"
+        told = f"training stopped after {done:,} of {config.optim.total_epochs:,} epochs"
+        return f"{told}: secu {command} with --resume goes on"
 
     def _record(self) -> dict[str, Any]:
         """Return run.json, or nothing before the first checkpoint."""

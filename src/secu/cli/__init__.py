@@ -19,7 +19,8 @@ from secu.errors import UserError, nearest
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
 
-GOES_ON = {name: f"secu {name} --resume" for name in ("train", "fit", "selflabel")} | {"repeat": "the same command"}
+GOES_ON = dict.fromkeys(("train", "fit", "selflabel"), "the same command with --resume")
+GOES_ON |= {"repeat": "the same command"}
 
 
 def main() -> NoReturn:

@@ -49,6 +49,11 @@ def tell(line: str) -> None:
     errors.print(line, soft_wrap=True)
 
 
+def tell_stopped(epochs: int) -> None:
+    """Say how to go on after --time-limit."""
+    console.print(f"stopped by --time-limit after {epochs} epochs; the same command with --resume goes on")
+
+
 def tell_if_unfinished(run: "Run") -> None:
     """Warn whoever has used a model whose training has not come to its end."""
     if told := run.unfinished():

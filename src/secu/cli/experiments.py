@@ -20,6 +20,7 @@ from secu.cli.app import (
     parse_time,
     tell,
     tell_if_unfinished,
+    tell_stopped,
 )
 from secu.errors import UserError
 
@@ -51,7 +52,7 @@ def train(
             config, path, data=data, device=device, resume=resume, force=force, time_limit=limit, listener=listener
         )
     if not model.finished:
-        console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
+        tell_stopped(model.epochs_done)
         return
     console.print(f"finished in {model.seconds:.0f} s: {path}", soft_wrap=True)
     if config.paper is not None:
@@ -132,7 +133,7 @@ def selflabel(
             tell=tell,
         )
     if outcome is None:
-        console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
+        tell_stopped(model.epochs_done)
         return
     table = Table("", "before", "after")
     for name, before in vars(outcome.before).items():
@@ -205,7 +206,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this one, as r
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="Data set to download.")],
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or stl10.")],
     root: DataRoot = None,
 ) -> None:
     """Download a data set's official archive, check it and unpack it."""

@@ -22,6 +22,7 @@ from secu.cli.app import (
     parse_time,
     tell,
     tell_if_unfinished,
+    tell_stopped,
 )
 from secu.errors import UserError
 
@@ -39,7 +40,7 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
     balance: Annotated[float, typer.Option(help="How equal the groups should be: 0 (any size) to 1 (equal).")] = 0.9,
     labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers. Default: 0.")] = None,
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and stop.")] = False,
     allow_bad: AllowBad = False,
@@ -65,7 +66,7 @@ def fit(
         Run.check_free(path, resume=resume, force=force)  # before a million files are listed
         if resume and Run.to_resume(path) is None:
             console.print(f"{path} holds no run yet: a new one begins", soft_wrap=True)
-    settings = merge({"seed": seed}, parse_overrides(overrides or []))
+    settings = merge(parse_overrides(overrides or []), {} if seed is None else {"seed": seed})
     request = Request(source, clusters, balance, labels, settings, device, allow_bad)
     opened, plan = plan_for(request)
     show_plan(console, opened, plan, reasons=dry_run)
@@ -77,7 +78,7 @@ def fit(
             request, path, resume=resume, force=force, time_limit=limit, listener=listener, progress=progress
         )
     if results is None:
-        console.print(f"stopped by --time-limit after {model.epochs_done} epochs; go on with --resume")
+        tell_stopped(model.epochs_done)
         return
     if skipped := getattr(results.images, "skipped", ()):
         console.print(f"images left out: {len(skipped):,}, see {run.path / 'skipped.csv'}", soft_wrap=True)

@@ -164,4 +164,4 @@ def _key(source: Source) -> str:
 def _cannot_write(path: Path, error: OSError, size: int) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"cache: no space in {path.parent} for {size / 1e6:,.0f} MB of images; free some or name another folder"
-    return f"cache: cannot write to {path.parent}: {error.strerror or error}"
+    return f"cache: cannot write to {path.parent}: {error.strerror or error}; SECU_DATA names another folder"
