@@ -579,5 +579,5 @@ def test_self_label_is_fit_and_then_the_second_stage(tmp_path):
     assert same(model, loaded)
     assert loaded.get_params()["self_label"] is True
     assert loaded.predict_proba(X) == pytest.approx(model.predict_proba(X))
-    with pytest.raises(UserError, match="exists; choose another folder"):
+    with pytest.raises(UserError, match="exists; name a new folder"):
         small(self_label=True, out=tmp_path / "run").fit(X)
