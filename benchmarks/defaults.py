@@ -37,7 +37,7 @@ from secu.errors import UserError
 from secu.fit import Request, fit, plan_for
 from secu.metrics import score
 from secu.plan import Facts, make_plan
-from secu.run import write_json, write_text
+from secu.run import is_taken, write_json, write_text
 from secu.settings import merge, parse_overrides, resolve
 from secu.train import choose_device
 
@@ -228,7 +228,7 @@ def place_of(hardware: Record) -> str:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print, write to the folder, and keep what may be kept."""
-    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
+    if is_taken(arguments.out):
         raise UserError(f"out: {arguments.out} exists; name a folder that does not exist yet")
     arguments.commit = arguments.commit or checked_out()  # now: it may be another when training is over
     trial, record = why_not_kept(arguments), measure(arguments)

@@ -34,7 +34,7 @@ from secu.fit import Request, decode_all, nested
 from secu.fit import fit as run_fit
 from secu.health import warnings_of
 from secu.metrics import accuracy
-from secu.run import Run, aside, flatten, write_json
+from secu.run import Run, aside, flatten, is_taken, write_json
 from secu.selflabel import self_label as teach_itself
 from secu.settings import merge
 from secu.tables import OURS
@@ -112,7 +112,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             last = Path(self.out or Path(folder) / "run")
             first = last.with_name(f"{last.name}-first") if self.self_label else last
             for place in {first, last}:
-                if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                if is_taken(place):
                     raise UserError(f"out: {place} exists; name a new folder")
             with Told(console) as told:
                 told.callback = self.callback

@@ -97,6 +97,11 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def is_taken(path: Path) -> bool:
+    """Say whether something is there already; an empty folder is nothing."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
 class Run:
     """A run's folder."""
 
@@ -110,7 +115,7 @@ class Run:
             raise UserError("--resume and --force contradict each other; choose one")
         if path.exists() and not path.is_dir():
             raise UserError(f"out: {path} is a file; name a folder that does not exist yet")
-        if not path.is_dir() or not any(path.iterdir()):
+        if not is_taken(path):
             return
         if not force and not resume:
             raise UserError(f"out: {path} exists; choose another folder, --resume it or replace it with --force")
@@ -150,7 +155,7 @@ class Run:
     @classmethod
     def to_resume(cls, path: Path) -> "Run | None":
         """Open the run that is to be resumed; None if there is nothing in the folder, so that it starts anew."""
-        return cls.open(path) if path.is_dir() and any(path.iterdir()) else None
+        return cls.open(path) if is_taken(path) else None
 
     @classmethod
     def open(cls, path: Path) -> "Run":

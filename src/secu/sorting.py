@@ -1,7 +1,6 @@
 """A run's pictures in a folder for each cluster, best first: links to the originals, or copies."""
 
 import csv
-import glob
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ from secu.checkpoint import load_trained
 from secu.data import ImageSource
 from secu.data.own import OwnImages, ids_of, printable
 from secu.data.own.cache import Progress
+from secu.data.own.folders import spelled_out
+from secu.data.own.tables import separator
 from secu.errors import UserError
 from secu.evaluate import embed, predict
 from secu.fit import images_of
@@ -53,7 +54,9 @@ def sort_run(
     """
     if destination.exists():
         raise UserError(f"sort: {destination} exists; name a folder that does not")
-    if copy and (base := searched(run.config().data.source)) and destination.resolve().is_relative_to(base.resolve()):
+    source = run.config().data.source
+    base = Path(spelled_out(source)) if source else None
+    if copy and base and base.is_dir() and destination.resolve().is_relative_to(base.resolve()):
         raise UserError(f"sort: {destination} is inside {base}, whose next run would find all copies; name another")
     images = images_of(run, data=data, tell=tell, progress=progress)
     model = load_trained(run, images.shape, choose_device(device))
@@ -78,16 +81,6 @@ def sort_run(
     return len(images)
 
 
-def searched(source: str | None) -> Path | None:
-    """Return the folder in which a run looked for its images: of a glob, what comes before the first wildcard."""
-    if not source:
-        return None
-    folder = Path(source)
-    while glob.has_magic(str(folder)) and not folder.exists():
-        folder = folder.parent
-    return folder if folder.is_dir() else None
-
-
 class Edits(NamedTuple):
     """What a reader of the report decided: the folder of each cluster, and the ids of pictures that are wrong there."""
 
@@ -106,7 +99,8 @@ def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int])
         return Edits(folders, wrong)
     plain, asked, agreed, known_ids = list(folders), dict[str, dict[str, None]](), 0, 0
     try:
-        rows = read_rows(names)
+        with names.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, delimiter=separator(file)))  # a spreadsheet may have saved it since
         known = {str(cluster): cluster for cluster in range(clusters)}
         for row in rows:
             safe = SAFE.sub("_", row["name"]).strip("._").encode()[:LONGEST].decode(errors="ignore")
@@ -131,14 +125,6 @@ def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int])
         if len(given) > 1:
             raise UserError(f"names: {' and '.join(map(repr, given))} would share the folder {folder}; rename one")
     return Edits(folders, wrong)
-
-
-def read_rows(names: Path) -> list[dict[str, str]]:
-    """Read a table as the report wrote it, or as a spreadsheet has saved it since, with semicolons or tabs."""
-    with names.open(newline="", encoding="utf-8-sig") as file:
-        first = file.readline()
-        file.seek(0)
-        return list(csv.DictReader(file, delimiter=max(",;\t", key=first.count)))
 
 
 def position(images: ImageSource, index: int) -> int:

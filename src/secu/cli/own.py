@@ -1,7 +1,6 @@
 """Commands for one's own images: fit, predict, sort, export, report."""
 
-import glob
-import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -91,10 +90,9 @@ def fit(
 
 def name_of(source: str) -> str:
     """Return what to call a run: the folder or file of its source; of a pattern the last folder without a sign."""
-    path = Path(source).expanduser()
-    if not path.exists() and glob.has_magic(source):
-        path = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
-    path = path.resolve()
+    from secu.data.own.folders import spelled_out
+
+    path = Path(spelled_out(os.path.expanduser(source))).resolve()
     return (path.name if path.is_dir() else path.name.partition(".")[0]) or "own"
 
 

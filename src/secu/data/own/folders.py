@@ -42,9 +42,7 @@ def open_glob(pattern: str) -> FileSource:
 
     Ids are relative to the deepest folder that the pattern spells out. ``glob.glob`` would follow loops of links.
     """
-    parts = os.path.normpath(pattern).split(os.sep)
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    top, wanted = os.sep.join(parts[:fixed]) or (os.sep if os.path.isabs(pattern) else "."), parts[fixed:]
+    top, wanted = split_pattern(pattern)
     if not os.path.isdir(top):
         raise UserError(f"source: {printable(top)} in the pattern {printable(pattern)} is not a folder")
     listing = walk(
@@ -53,6 +51,18 @@ def open_glob(pattern: str) -> FileSource:
         enters=lambda name: _may_lead(name.split("/"), wanted),
     )
     return _files(pattern, os.path.abspath(pattern), top, listing)
+
+
+def split_pattern(pattern: str) -> tuple[str, list[str]]:
+    """Return the deepest folder that a pattern spells out, and the parts from the first wildcard on."""
+    parts = os.path.normpath(pattern).split(os.sep)
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return os.sep.join(parts[:fixed]) or (os.sep if os.path.isabs(pattern) else "."), parts[fixed:]
+
+
+def spelled_out(name: str) -> str:
+    """Return where the images that a source names lie: its name, or of a pattern the folder that it spells out."""
+    return split_pattern(name)[0] if glob.has_magic(name) and not os.path.lexists(name) else name
 
 
 def _files(name: str, place: str, top: str, listing: Listing) -> FileSource:

@@ -97,11 +97,12 @@ class Source(ABC):
             UserError: They hold more than what was white for the run.
         """
         self.read_as(values)
-        before = self.values
-        bright = self._brightest(self._look(SAMPLE)[0])
-        if before in DEEP and bright > DEEP[before]:
-            held = f"the files of 16 bits in {self.name} hold values up to {bright:,}"
-            raise UserError(f"source: {held}; the run was trained on {before}: scale them alike")
+        bright = self._measure(self._look(SAMPLE)[0])
+        if not self.values:
+            self._count_bits(bright)
+        elif max(bright, default=0) > self.highest:
+            held = f"the files of 16 bits in {self.name} hold values up to {max(bright):,}"
+            raise UserError(f"source: {held}; the run was trained on {self.values}: scale them alike")
 
     @property
     def highest(self) -> int:
@@ -153,7 +154,8 @@ class Source(ABC):
         headers, bad = self._look(sample)
         if not headers:
             raise UserError(f"source: none of {len(bad)} images tried in {self.name} can be read; {bad[0]}")
-        self._brightest(headers)
+        if not self.values:
+            self._count_bits(self._measure(headers))
         found = headers.values()
         return Probe(median_low(min(h.width, h.height) for h in found), all(h.grey for h in found))
 
@@ -171,11 +173,8 @@ class Source(ABC):
                     bad.append(f"{printable(self.ids[i])}: {error.reason}")
         return headers, bad
 
-    def _brightest(self, headers: Mapping[int, Header]) -> int:
-        """Return the highest value of some files of 16 bits, 0 if there are none; understand them by it, if need be.
-
-        Cameras of microscopes fill 10, 12 or 14 of the bits.
-        """
+    def _measure(self, headers: Mapping[int, Header]) -> list[int]:
+        """Return the highest values of some of the files of 16 bits."""
         deep, bright = [i for i, h in headers.items() if h.deep], list[int]()
         with quiet():
             for position in _spread(len(deep), MEASURED):
@@ -183,13 +182,16 @@ class Source(ABC):
                     raw = self.read(deep[position])
                     if not isinstance(raw, np.ndarray):
                         bright.append(brightest(raw))
-        highest = max(bright, default=0)
-        if bright and not self.values:
-            self.values = next(name for name, limit in DEEP.items() if highest <= limit)
-            if DEEP[self.values] < 65_535:
-                found = f"of {len(bright)} tried none holds more than {highest:,}"
-                self.note = f"files of 16 bits are taken as {self.values}: {found}"
-        return highest
+        return bright
+
+    def _count_bits(self, bright: list[int]) -> None:
+        """Take files of 16 bits, if there are some, as what they seem to hold: cameras fill 10, 12 or 14 of them."""
+        if not bright:
+            return
+        self.values = next(name for name, highest in DEEP.items() if max(bright) <= highest)
+        if self.highest < 65_535:
+            found = f"of {len(bright)} tried none holds more than {max(bright):,}"
+            self.note = f"files of 16 bits are taken as {self.values}: {found}"
 
     def require_images(self) -> None:
         """Raise ``UserError`` if nothing was found."""

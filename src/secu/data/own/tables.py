@@ -2,7 +2,7 @@
 
 import csv
 import os
-from typing import Any
+from typing import Any, TextIO
 
 from secu.data.own.names import one_line, printable
 from secu.data.own.source import FileSource, Skipped
@@ -53,15 +53,20 @@ def open_manifest(name: str) -> FileSource:
     return source
 
 
+def separator(file: TextIO) -> str:
+    """Return what separates the values of a table: comma, semicolon or tab, whichever its first line has most."""
+    first = file.readline()
+    file.seek(0)
+    return max(",;\t", key=first.count)
+
+
 def _read_csv(name: str) -> Table:
-    """Read a table whose first line has the names; separated by comma, semicolon or tab, whichever that line has most.
+    """Read a table whose first line has the names.
 
     Bytes that are not UTF-8 are kept as file names keep them, so that the paths are found.
     """
     with open(name, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        first = file.readline()
-        file.seek(0)
-        rows = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+        rows = csv.reader(file, delimiter=separator(file), strict=True)
         header = [column.strip() for column in next(rows, [])]
         twice = next((column for column in header if header.count(column) > 1), None)
         if twice is not None:
