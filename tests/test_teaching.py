@@ -95,7 +95,7 @@ class Reference:
             held_up = self.bonus[k] + rate * (wanted - weak.count(k) / len(weak))
             self.bonus[k] = min(max(0.0, held_up), 10 * self.temperature)
         agree = sum(a == b for a, b in zip(weak, strong, strict=True))
-        self.sharpness = min(1.0, self.sharpness * math.exp(rate * (agree - sum(sure)) / len(sure)))
+        self.sharpness = min(20.0, self.sharpness * math.exp(rate * (agree - sum(sure)) / len(sure)))
 
     def learn(self, x_BD: list[list[float]], targets: list[list[float]]) -> tuple[float, list[list[float]]]:
         """Mean over the clusters that are taught of the mean cross-entropy of their images."""
@@ -150,6 +150,7 @@ def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, unsur
         moved = sum(now != start for now, start in zip(reference.memory, first, strict=True))
         assert record["moved"] == pytest.approx(moved / IMAGES)
         assert record["held_up"] == sum(value > config.loss.temperature for value in reference.bonus)
+        assert record["sharpness"] == pytest.approx(reference.sharpness)
     # Else one of them could be left out.
     assert min(reference.bonus_decided, reference.unsure, reference.sharpness_decided) > 0
     assert reference.held_up > 0 or warmup == 5
@@ -245,8 +246,8 @@ def test_a_compiled_step_equals_the_plain_one(unsure):
 
 @pytest.mark.parametrize("temperature", [0.5, 0.1, 0.01])
 @pytest.mark.parametrize("agreement", [0.1, 0.5, 0.9])
-def test_no_more_images_stay_sure_than_have_one_label_in_both_views(temperature, agreement):
-    """At 0.01 nearly all are sure, at 0.5 none; what is not sure is not made so."""
+def test_as_many_images_become_sure_as_have_one_label_in_both_views(temperature, agreement):
+    """At 0.01 nearly all are sure to begin with, at 0.5 none."""
     _, teaching = make(200, 2, 2, temperature, warmup_epochs=0, smallest=0, unsure="nothing", kept=0)
     with torch.no_grad():
         teaching.centers.weight.copy_(torch.eye(2))
@@ -259,12 +260,24 @@ def test_no_more_images_stay_sure_than_have_one_label_in_both_views(temperature,
         teaching.start_epoch()
         teaching.step(torch.stack([weak_BD, strong_BD]), torch.arange(200))
         told.append(teaching.record()["sure"])
-    if told[0] < agreement:
-        assert told[-1] == told[0]
-        assert teaching.log_sharpness == 0
-    else:
-        assert told[-1] == pytest.approx(agreement, abs=0.02) != pytest.approx(told[0], abs=0.02)
+    assert told[-1] == pytest.approx(agreement, abs=0.02) != pytest.approx(told[0], abs=0.02)
     assert teaching.record()["taught"] == told[-1]
+    assert (teaching.record()["sharpness"] > 1) == (told[0] < agreement)
+
+
+def test_sureness_has_an_end():
+    """Embeddings that lie between two centers all have one label, but nothing can make them sure of it."""
+    _, teaching = make(8, 2, 2, warmup_epochs=0, smallest=0, dual_lr=1)
+    with torch.no_grad():
+        teaching.centers.weight.copy_(torch.eye(2))
+    teaching.begin(torch.zeros(8, dtype=torch.int64), torch.ones(8))
+    between_SBD = F.normalize(torch.tensor([1.0, 0.99999]), dim=0).expand(2, 8, 2)
+    for _ in range(10):
+        teaching.start_epoch()
+        loss = teaching.step(between_SBD, torch.arange(8)).representation
+    assert teaching.record()["sharpness"] == pytest.approx(20)
+    assert teaching.record()["sure"] == 0
+    assert loss == 0
 
 
 # Who keeps the first label

@@ -176,8 +176,8 @@ class SelfLabelConfig(Model):
     decay: float = Field(0.0, ge=0, lt=1)  # of a teacher that is the moving average of what learns; 0: they are one
     unsure: Literal["nothing", "chances"] = "nothing"  # what the others are taught; chances: how likely each cluster is
     kept: float = Field(0.0, ge=0, le=1)  # of every cluster: its surest images keep the label they had at the start
-    smallest: float = Field(0.5, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
-    dual_lr: float = Field(0.1, gt=0)  # how fast it is held up, and probabilities are blunted when too many are sure
+    smallest: float = Field(0.95, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
+    dual_lr: float = Field(0.1, gt=0)  # how fast it is held up, and the share of sure images follows that of one label
     keep_best: bool = True  # end with the last epoch whose label-free score is near the best, not with the last of all
     crop_padding: float = Field(0.125, ge=0, le=0.5)  # of the side: how far a strong view is shifted
     operations: int = Field(4, ge=0)  # of strong_pixels.py, in each strong view

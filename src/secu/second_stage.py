@@ -14,7 +14,7 @@ STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 32
 LEARNING_RATE = 0.1  # at the largest batch; falls in proportion
 # For few images: labels and the model that gives them hold still, and what is unsure is not forgotten.
-CAREFUL = {"decay": 0.998, "unsure": "chances", "kept": 0.5}
+CAREFUL = {"decay": 0.998, "unsure": "chances", "kept": 0.5, "smallest": 0.5}
 MANY = 1_000_000  # images, from which on the paper trains for 11 epochs instead of 100
 
 

@@ -7,16 +7,18 @@ a batch, N of the data set, K clusters, D dimensions.
 Four things are known to go wrong. The first two are held back by dual ascent, as clusters are in SeCu itself
 (constraints.py); the others matter where images are few (second_stage.py), and are settings:
 
-- A cluster is swallowed by others. One whose share of the labels falls under half of its share at the start gets a
-  bonus on its cosines until it has that half again. While the bonus matters, all images of the cluster are taught a
+- A cluster is swallowed by others. One whose share of the labels falls under a part of its share at the start gets a
+  bonus on its cosines until it has that part again. While the bonus matters, all images of the cluster are taught a
   label, sure or not: the model must learn to do without it.
-- Everything becomes sure, right or wrong. No more images may be sure than have the same label in both views: beyond
-  that, the probabilities that say who is sure are blunted.
+- Everything becomes sure, right or wrong; or less and less does, and what is not taught is forgotten. As many images
+  shall be sure as have the same label in both views: the probabilities that say who is sure are blunted or sharpened.
 - Labels drift, each change a little further. So a part of every cluster, the surest, may keep the label that it had
   at the start.
 - What is never taught is forgotten. So images that are not sure may be taught how likely each cluster is, mixed with
   the label that they had at the start as SeCu mixes a label with a prediction (losses.py, Eqn. 7).
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,7 @@ from secu.errors import UserError
 from secu.losses import balanced_cross_entropy
 
 LARGEST_BONUS = 10  # temperatures: wins every image that is not sure, and is soon gone when it is no longer needed
+SHARPEST = math.log(20)  # how often a difference of cosines may be counted, at most, to say who is sure
 
 
 class Teaching(Clustering):
@@ -50,7 +53,7 @@ class Teaching(Clustering):
         self.register_buffer("first_share", torch.zeros(clusters))
         self.register_buffer("kept", torch.zeros(images, dtype=torch.bool))  # images whose label stays
         self.register_buffer("bonus", torch.zeros(clusters))
-        self.register_buffer("log_sharpness", torch.zeros(()))  # at most 0: nothing is made surer than it is
+        self.register_buffer("log_sharpness", torch.zeros(()))  # over 0: surer than the temperature says
         self.register_buffer("taught", torch.zeros(()))  # a label, so far in this epoch
         self.register_buffer("sure", torch.zeros(()))  # of them
         self.register_buffer("epoch", torch.zeros(()))
@@ -106,7 +109,7 @@ class Teaching(Clustering):
         share_K = torch.zeros_like(self.bonus).scatter_add_(0, weak_B, ones_B) / size
         missing_K = settings.smallest * self.first_share - share_K
         self.bonus.add_(settings.dual_lr * missing_K).clamp_(0, LARGEST_BONUS * self.config.temperature)
-        self.log_sharpness.add_(settings.dual_lr * (agree_B.sum() - sure_B.sum()) / size).clamp_(max=0)
+        self.log_sharpness.add_(settings.dual_lr * (agree_B.sum() - sure_B.sum()) / size).clamp_(max=SHARPEST)
 
     def record(self) -> dict[str, float]:
         """Return what the epoch says of itself, without any true label."""
@@ -115,6 +118,7 @@ class Teaching(Clustering):
             "sure": float(self.sure / len(self.first_labels)),
             "moved": float((self.labels[:, 0] != self.first_labels).float().mean()),
             "held_up": float((self.bonus > self.config.temperature).sum()),
+            "sharpness": float(self.log_sharpness.exp()),
         }
 
 
