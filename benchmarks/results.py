@@ -25,8 +25,11 @@ BEGIN, END = "<!-- results: made by benchmarks/results.py publish -->\n", "<!-- 
 METRICS = ("acc", "nmi", "ari")
 
 
-def keep(recipe: str, folder: Path, commit: str) -> Path:
-    """Store a finished run of a recipe, after checking that it is one: same settings, whole schedule."""
+def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False) -> Path:
+    """Store a finished run of a recipe, after checking that it is one: same settings, whole schedule.
+
+    ``shared``: other work had the device, too, so that the run's seconds are more than it needs.
+    """
     run = Run.open(folder)
     if not (folder / "run.json").is_file():
         raise UserError(f"{folder} is not finished: it has no run.json")
@@ -51,6 +54,7 @@ def keep(recipe: str, folder: Path, commit: str) -> Path:
         "commit": commit,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
         "beside": record.get("beside", 0),
+        "shared": shared,
         "threads": record["threads"],
         **{name: final[name] for name in (*METRICS, "largest", "smallest")},
         **({"kept_epoch": record.get("kept"), "selflabel": outcome} if outcome else {}),
@@ -73,7 +77,8 @@ def kept() -> dict[str, list[dict[str, Any]]]:
 
 def as_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Return one line a run."""
-    fields = ("recipe", "seed", *METRICS, "largest", "smallest", "seconds", "beside", "device", "engine", "commit")
+    where = ("device", "engine", "commit")
+    fields = ("recipe", "seed", *METRICS, "largest", "smallest", "seconds", "beside", "shared", *where)
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -84,7 +89,8 @@ def as_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
 def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Return the README's table: the paper's number beside the mean ± standard deviation of all seeds kept.
 
-    Runs that were trained side by side count with their part of the minutes.
+    Runs that were trained side by side count with their part of the minutes; runs that shared the device with other
+    work do not, if there is one that did not.
     """
     lines = [
         "| recipe | paper ACC / NMI / ARI | measured ACC | NMI | ARI | seeds | minutes | on |",
@@ -94,10 +100,12 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         paper = records[0]["config"]["paper"]
         printed = f"{paper['acc']} / {paper['nmi']} / {paper['ari']}" if paper else "not in it"
         measured = " | ".join(spread([record[name] for record in records]) for name in METRICS)
-        minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in records) / 60
+        alone = [record for record in records if not record["shared"]]
+        minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in alone or records) / 60
+        took = f"{minutes:.1f}" if alone else f"{minutes:.1f}, shared"
         devices = ", ".join(sorted({record["device"] for record in records}))
         seeds = ", ".join(str(record["seed"]) for record in records)
-        lines.append(f"| `{recipe}` | {printed} | {measured} | {seeds} | {minutes:.1f} | {devices} |")
+        lines.append(f"| `{recipe}` | {printed} | {measured} | {seeds} | {took} | {devices} |")
     return "\n".join(lines) + "\n"
 
 
@@ -133,7 +141,8 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
             minutes = [(first + epoch["seconds"]) / 60 for epoch in record["epochs"]]
             accuracy = [100 * epoch["acc"] for epoch in record["epochs"]]
             label = f"{recipe}, seed {record['seed']}: {spread([record['epochs'][-1]['acc']])}"
-            axes.plot(minutes, accuracy, color=f"C{number}", label=label, marker=".")
+            line, label = ("--", f"{label}, GPU shared") if record["shared"] else ("-", label)
+            axes.plot(minutes, accuracy, line, color=f"C{number}", label=label, marker=".")
     axes.set(
         xlabel="minutes from the start of the first training, compilation included", ylabel="ACC on the test split, %"
     )
@@ -165,12 +174,13 @@ def main() -> None:
     keeping.add_argument("recipe")
     keeping.add_argument("run", type=Path)
     keeping.add_argument("--commit", help="that the run was made at; default: the one checked out")
+    keeping.add_argument("--shared", action="store_true", help="other work had the device, too")
     commands.add_parser("publish", help="rewrite table and picture")
     arguments = parser.parse_args()
     if arguments.command == "publish":
         return publish()
     try:
-        print(keep(arguments.recipe, arguments.run, arguments.commit or checked_out()))
+        print(keep(arguments.recipe, arguments.run, arguments.commit or checked_out(), shared=arguments.shared))
     except UserError as error:
         parser.error(str(error))
 

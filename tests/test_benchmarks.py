@@ -61,6 +61,18 @@ def test_nothing_is_rounded_up(monkeypatch):
     assert results.spread([0.9, 0.90009]) == "90.00 ± 0.01"
 
 
+def test_minutes_are_those_of_runs_that_had_the_device_to_themselves(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import results
+
+    common = {"acc": 0.5, "nmi": 0.5, "ari": 0.5, "device": "cuda", "config": {"paper": None}}
+    alone = common | {"seed": 0, "seconds": 600.0, "shared": False}
+    beside = common | {"seed": 1, "seconds": 600.0, "shared": False, "beside": 1}
+    shared = common | {"seed": 2, "seconds": 6000.0, "shared": True}
+    tables = [results.as_table({"a": records}) for records in ([alone, beside, shared], [shared])]
+    assert [table.splitlines()[-1].split(" | ")[-2] for table in tables] == ["7.5", "100.0, shared"]
+
+
 def test_readme_and_csv_are_made_from_the_kept_runs(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import results

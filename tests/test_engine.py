@@ -93,7 +93,9 @@ def make_step(
     place = torch.device(device)
     model = build(config, len(blobs), blobs.shape, place)
     parts = (model.augmentation, model.encoder, model.clustering)
-    return model, step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
+    step = step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
+    torch.backends.cudnn.benchmark = False  # else each engine may be given another convolution, some of them imprecise
+    return model, step
 
 
 def train_for(model: Trained, step: ClusterStep, engine: str, epochs: range):
