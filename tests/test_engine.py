@@ -153,6 +153,37 @@ def test_engine_does_what_the_eager_step_does(blobs, settled, engine, device, on
     assert_close(train_for(other_model, other_step, engine, range(6, 7)), expected)
 
 
+@pytest.fixture
+def exact(monkeypatch):
+    """Sums are taken in the same order every time, so that not a bit may differ."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("constraint", ["size", "entropy"])
+@pytest.mark.parametrize(
+    ("engine", "device", "on_host"),
+    [
+        pytest.param("compiled", "cpu", True, id="cpu"),
+        pytest.param("graph", "cuda", False, id="graph", marks=CUDA),
+        pytest.param("graph", "cuda", True, id="graph-images-on-host", marks=CUDA),
+    ],
+)
+def test_replays_are_the_compiled_step_bit_for_bit(blobs, settled, exact, engine, device, on_host, constraint):
+    """One compiled step, so the same kernels: what is called from Python, then from a graph or with other pixels."""
+    model, step = take_up(settled[constraint, 0], blobs, "compiled", device, constraint)
+    called = train_for(model, step, "compiled", range(6, 7))
+    restore(settled[constraint, 0], model, step)
+    if on_host:
+        step.feed = HostFeed(blobs, max(step.sizes), torch.device(device))
+    replayed = train_for(model, step, engine, range(6, 7))
+    assert replayed[0] == called[0]
+    assert torch.equal(replayed[1], called[1])
+    assert torch.equal(replayed[2], called[2])
+
+
 @CUDA
 def test_the_small_last_batch_has_a_graph_of_its_own(blobs, monkeypatch, tmp_path):
     """With one warm-up step and two batches an epoch, the second epoch captures both and the third only replays."""
@@ -196,14 +227,18 @@ def test_a_falling_dual_step_reaches_the_step_epoch_by_epoch(blobs, engine):
 @pytest.mark.parametrize("decay", [0, 0.9])
 @pytest.mark.parametrize(("engine", "device", "on_host"), ENGINES)
 def test_engine_teaches_as_the_eager_step_does(blobs, settled, engine, device, on_host, decay, monkeypatch):
-    """Self-labeling: loss, labels, who is sure, and all networks after 51 steps of weak and strong views."""
+    """Self-labeling: loss, labels, who is sure, and all networks after 51 steps of weak and strong views.
+
+    At a rate at which weights that differ by a thousandth still come to the same labels: at ten times it they do not.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     first, _ = take_up(settled["size", 0], blobs, "eager", device, "size")
     labels = first.clustering.labels
     results = []
     for kind in ("eager", engine):
         second = ["selflabel.warmup_epochs=0", "selflabel.operations=2", f"selflabel.decay={decay}"]
-        model, step = make_step(blobs, kind, device, "none", more=["heads=[4]", "optim.lr=0.005", *second])
+        schedule = ["optim.initial_epochs=0", "optim.warmup_epochs=0", "optim.lr=0.0001"]
+        model, step = make_step(blobs, kind, device, "none", more=["heads=[4]", *schedule, *second])
         model.encoder.load_state_dict(first.encoder.state_dict())
         model.clustering.centers.load_state_dict({"weight": first.clustering.centers.weight[:1, :4]})
         assert isinstance(model.clustering, Teaching)
@@ -215,6 +250,8 @@ def test_engine_teaches_as_the_eager_step_does(blobs, settled, engine, device, o
         weights = [[weight.cpu() for weight in net.state_dict().values()] for net in (model.encoder, step.encoder)]
         results.append(([*losses, float(model.clustering.log_sharpness)], found, weights))
         assert (step.encoder is model.encoder) == (decay == 0)
+        learned = next(step.encoder.parameters()) - next(first.encoder.parameters())
+        assert learned.abs().max() > 1e-3
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-3, abs=1e-3)
     assert (results[1][1] == results[0][1]).float().mean() > 0.995
     for mine, theirs in zip(results[1][2], results[0][2], strict=True):
@@ -223,8 +260,7 @@ def test_engine_teaches_as_the_eager_step_does(blobs, settled, engine, device, o
 
 
 @pytest.mark.parametrize(("engine", "device"), [("eager", "cpu"), pytest.param("graph", "cuda", marks=CUDA)])
-def test_runs_side_by_side_are_the_runs_alone(blobs, settled, engine, device, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_runs_side_by_side_are_the_runs_alone(blobs, settled, exact, engine, device):
     starts = (("size", 0), ("entropy", 1))
     made = [take_up(settled[start], blobs, engine, device, *start) for start in starts]
     together = Engine([step for _, step in made], engine)
@@ -234,12 +270,9 @@ def test_runs_side_by_side_are_the_runs_alone(blobs, settled, engine, device, mo
         alone = train_for(model, step, engine, range(6, 8))
         clustering = made[number][0].clustering
         result = list(losses[number]), clustering.centers.unit().detach().cpu(), clustering.labels.cpu()
-        if device == "cpu":
-            assert result[0] == alone[0]
-            assert torch.equal(result[1], alone[1])
-            assert torch.equal(result[2], alone[2])
-        else:
-            assert_close(result, alone)
+        assert result[0] == alone[0]
+        assert torch.equal(result[1], alone[1])
+        assert torch.equal(result[2], alone[2])
 
 
 def test_images_on_the_host_give_the_same_run_bit_for_bit(blobs):
