@@ -94,7 +94,7 @@ def make_step(
     model = build(config, len(blobs), blobs.shape, place)
     parts = (model.augmentation, model.encoder, model.clustering)
     step = step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
-    torch.backends.cudnn.benchmark = False  # else each engine may be given another convolution, some of them imprecise
+    torch.backends.cudnn.benchmark = False  # which takes what is fastest just then: on a busy GPU anything
     return model, step
 
 
@@ -132,7 +132,7 @@ def assert_close(result, expected):
     The second head has more clusters than there are kinds of image: which of them an image gets hangs by a thread.
     """
     losses, centers, labels = result
-    assert losses == pytest.approx(expected[0], rel=1e-3)
+    assert losses == pytest.approx(expected[0], rel=1e-4)
     assert (centers * expected[1]).sum(-1)[0, :4].min() > 0.9999
     assert (labels[:, 0] == expected[2][:, 0]).float().mean() > 0.995
 
