@@ -17,6 +17,7 @@ from typing import Any
 
 from secu.errors import UserError
 from secu.run import Run, write_atomically, write_json, write_text
+from secu.second_stage import second_config
 from secu.settings import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,23 +36,31 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False) -> Pat
         raise UserError(f"{folder} is not finished: it has no run.json")
     config, record = run.config(), json.loads((folder / "run.json").read_text())
     first = run if config.selflabel is None else Run.open(Path(str(config.init_from)))
-    if first.config().settings() != load_config(recipe, [f"seed={config.seed}"]).settings():
+    first_seed = first.config().seed
+    if first.config().settings() != load_config(recipe, [f"seed={first_seed}"]).settings():
         raise UserError(f"{first.path} was not made by recipe {recipe} as it stands now")
     if not record["finished"]:
         raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
+    outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
+    if outcome:
+        found = {"seed": config.seed, "loss": {"confidence_temperature": config.loss.confidence_temperature}}
+        if config.settings() != second_config(first, sum(outcome["after"]["sizes"]), found).settings():
+            raise UserError(f"{folder} was not made by secu selflabel as it stands now")
     epochs = [epoch for epoch in run.metrics() if "acc" in epoch]
-    name, command = recipe, f"secu train {recipe} --seed {config.seed}"
+    name, command = recipe, f"secu train {recipe} --seed {first_seed}"
     if config.selflabel is not None:
         name, command = f"{recipe}-selflabel", f"{command} && secu selflabel runs/{recipe}"
         config = config.model_copy(update={"init_from": f"runs/{recipe}"})  # wherever it was on that machine
-    path = KEPT / f"{name}-{config.seed}.json"
-    outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
+    path = KEPT / f"{name}-{first_seed}.json"
+    if config.seed != first_seed:  # self-labeling of one run, again
+        path, command = KEPT / f"{name}-{first_seed}-{config.seed}.json", f"{command} seed={config.seed}"
     final = epochs[-1] | record.get("kept", {}) | outcome.get("after", {})  # self-labeling may end with another epoch
     fields = ("epoch", "seconds", *METRICS, "loss", "largest", "smallest")
     content = {
         "recipe": name,
         "command": command,
         "commit": commit,
+        "first_seed": first_seed,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
         "beside": record.get("beside", 0),
         "shared": shared,
@@ -72,6 +81,8 @@ def kept() -> dict[str, list[dict[str, Any]]]:
         record = json.loads(path.read_text())
         if "epochs" in record:
             runs.setdefault(record["recipe"], []).append(record)
+    for records in runs.values():
+        records.sort(key=lambda record: (first_seed_of(record), record["seed"]))
     return runs
 
 
@@ -104,9 +115,21 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in alone or records) / 60
         took = f"{minutes:.1f}" if alone else f"{minutes:.1f}, shared"
         devices = ", ".join(sorted({record["device"] for record in records}))
-        seeds = ", ".join(str(record["seed"]) for record in records)
+        seeds = ", ".join(map(seed_of, records))
         lines.append(f"| `{recipe}` | {printed} | {measured} | {seeds} | {took} | {devices} |")
     return "\n".join(lines) + "\n"
+
+
+def seed_of(record: dict[str, Any]) -> str:
+    """Return a run's seed, and that of the run that it started from, if it is another."""
+    seed, first = record["seed"], first_seed_of(record)
+    return f"{seed}" if seed == first else f"{seed} from {first}"
+
+
+def first_seed_of(record: dict[str, Any]) -> int:
+    """Return the seed of the run that a run started from, or its own."""
+    seed: int = record.get("first_seed", record["seed"])
+    return seed
 
 
 def spread(shares: list[float]) -> str:
@@ -128,26 +151,30 @@ def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Draw accuracy against wall-clock for every run on a GPU that was trained by itself; a second one after its first.
 
-    Runs that were trained side by side have no wall-clock of their own.
+    Runs that were trained side by side have no wall-clock of their own. Both runs have the colour of the recipe.
     """
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-    for number, (recipe, records) in enumerate(runs.items()):
+    figure, axes = plt.subplots(figsize=(10, 4.4), layout="constrained")
+    colours: dict[str, str] = {}
+    for recipe, records in runs.items():
         alone = (record for record in records if record["device"].startswith("cuda") and not record.get("beside", 0))
-        before = runs.get(recipe.removesuffix("-selflabel"), []) if recipe.endswith("-selflabel") else []
+        base = recipe.removesuffix("-selflabel")
+        before, marker = ([], ".") if base == recipe else (runs.get(base, []), "x")
         for record in alone:
-            first = sum(r["seconds"] / (1 + r.get("beside", 0)) for r in before if r["seed"] == record["seed"])
+            colour = colours.setdefault(base, f"C{len(colours)}")
+            same = [r for r in before if r["seed"] == first_seed_of(record)]
+            first = sum(r["seconds"] / (1 + r.get("beside", 0)) for r in same)
             minutes = [(first + epoch["seconds"]) / 60 for epoch in record["epochs"]]
             accuracy = [100 * epoch["acc"] for epoch in record["epochs"]]
-            label = f"{recipe}, seed {record['seed']}: {spread([record['epochs'][-1]['acc']])}"
+            label = f"{recipe}, seed {seed_of(record)}: {spread([record['epochs'][-1]['acc']])}"
             line, label = ("--", f"{label}, GPU shared") if record["shared"] else ("-", label)
-            axes.plot(minutes, accuracy, line, color=f"C{number}", label=label, marker=".")
+            axes.plot(minutes, accuracy, line, color=colour, label=label, marker=marker)
     axes.set(
         xlabel="minutes from the start of the first training, compilation included", ylabel="ACC on the test split, %"
     )
     axes.grid(alpha=0.3)
-    axes.legend(loc="center right")
+    figure.legend(loc="outside right center", fontsize="small")
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 

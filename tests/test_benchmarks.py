@@ -100,3 +100,35 @@ def test_only_a_finished_run_of_the_recipe_is_kept(monkeypatch, tmp_path):
     write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
     with pytest.raises(UserError, match="not finished: 3 epochs"):
         results.keep("digits", run.path, "abc")
+
+
+def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import results
+
+    from secu.errors import UserError
+    from secu.run import Run, write_json
+    from secu.second_stage import second_config
+    from secu.settings import load_config
+
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    first = Run.create(tmp_path / "first", load_config("digits", ["seed=1"]))
+    sizes = {"largest": 900, "smallest": 897}
+    epoch = {"epoch": 99, "seconds": 60.0, "acc": 0.9, "nmi": 0.8, "ari": 0.7, "loss": 0.1, **sizes}
+    place = {"device": "cuda (one)", "engine": "graph", "versions": {}, "seconds": 60.0, "threads": 1}
+
+    def second(name, settings):
+        run = Run.create(tmp_path / name, second_config(first, 1797, settings))
+        run.amend({"loss": {"confidence_temperature": 0.07}})  # as self-labeling does when it has calibrated the model
+        run.add_metrics(epoch)
+        write_json(run.path / "run.json", {"finished": True, "seed": run.config().seed, **place})
+        write_json(run.path / "selflabel.json", {"after": {"sizes": [900, 897], **sizes}})
+        return run.path
+
+    paths = [results.keep("digits", second(f"seed-{seed}", {"seed": seed}), "abc") for seed in (1, 2)]
+    assert [path.name for path in paths] == ["digits-selflabel-1.json", "digits-selflabel-1-2.json"]
+    kept = results.kept()["digits-selflabel"]
+    assert [results.seed_of(record) for record in kept] == ["1", "2 from 1"]
+    assert kept[1]["command"] == "secu train digits --seed 1 && secu selflabel runs/digits seed=2"
+    with pytest.raises(UserError, match="not made by secu selflabel"):
+        results.keep("digits", second("other", {"optim": {"lr": 0.2}}), "abc")

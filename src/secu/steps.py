@@ -6,6 +6,7 @@ generator), so that a replayed graph does all the work of an epoch without askin
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -243,6 +244,7 @@ def compile_part(part: Callable[..., Any]) -> Callable[..., Any]:
     """
     torch._dynamo.config.recompile_limit = 10_000
     torch._dynamo.config.accumulated_recompile_limit = 100_000
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor\.")  # advice to its own author
     return torch.compile(part, fullgraph=True, dynamic=False)
 
 
