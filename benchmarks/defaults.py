@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import shlex
-import statistics
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ import sklearn
 import torch
 from data_sets import SETS, Pictures, take, write_images
 from numpy.typing import NDArray
-from results import KEPT, METRICS, ROOT, spread, with_table
+from results import KEPT, METRICS, ROOT, minutes, percent, spread, with_table
 from rich.console import Console
 from sklearn.cluster import KMeans
 
@@ -117,13 +116,14 @@ def measure(arguments: argparse.Namespace) -> Record:
 
 
 def command_of(arguments: argparse.Namespace, device: str) -> str:
-    """Return the command that gives this result again; folders differ from machine to machine, and are left out."""
-    options = [f"--seed {arguments.seed}", f"--device {device}"]
+    """Return the command that gives this result again; what folders are called differs from machine to machine."""
+    options = ["--out FOLDER", *["--data FOLDER"] * (arguments.data is not None)]
+    options += [f"--seed {arguments.seed}", f"--device {device}"]
     asked = {"limit": arguments.limit, "balance": arguments.balance}
     options += [f"--{name} {value}" for name, value in asked.items() if value is not None]
-    return " ".join(
-        ["python benchmarks/defaults.py run", arguments.name, *options, *map(shlex.quote, arguments.overrides)]
-    )
+    threads = [f"OMP_NUM_THREADS={torch.get_num_threads()}"] * (device == "cpu")
+    words = [*threads, "python benchmarks/defaults.py run", arguments.name, *options]
+    return " ".join([*words, *map(shlex.quote, arguments.overrides)])
 
 
 def hardware(device: str) -> Record:
@@ -182,10 +182,10 @@ def as_table(groups: list[list[Record]]) -> str:
         if any(settings_of(record) != settings_of(first) for record in records):
             raise UserError(f"{first['name']}: the seeds were run with different rules; run the older ones again")
         sizes = first["groups"].values()
-        plain = " / ".join(f"{100 * statistics.mean(r['kmeans'][name] for r in records):.1f}" for name in METRICS)
+        plain = " / ".join(percent([record["kmeans"][name] for record in records], "0.1") for name in METRICS)
         found = " | ".join(spread([record[name] for record in records]) for name in METRICS)
         largest, smallest = max(r["largest"] for r in records), min(r["smallest"] for r in records)
-        minutes = statistics.mean(r["decode_seconds"] + r["seconds"] for r in records) / 60
+        took = minutes([record["decode_seconds"] + record["seconds"] for record in records])
         seeds = ", ".join(str(record["seed"]) for record in records)
         places = ", ".join(sorted({place_of(record["hardware"]) for record in records}))
         commits = ", ".join(sorted({record["commit"][:7] for record in records}))
@@ -193,7 +193,7 @@ def as_table(groups: list[list[Record]]) -> str:
         lines.append(
             f"| `{first['name']}` | {first['images']:,} of {first['side']} px "
             f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} | {plain} | {found} "
-            f"| {smallest:,} to {largest:,} | {seeds} | {minutes:.1f} | {places} | {commits} |"
+            f"| {smallest:,} to {largest:,} | {seeds} | {took} | {places} | {commits} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ import io
 import json
 import statistics
 import subprocess
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ BEGIN, END = "<!-- results: made by benchmarks/results.py publish -->\n", "<!-- 
 METRICS = ("acc", "nmi", "ari")
 
 
-def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False) -> Path:
+def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False, whole: float | None = None) -> Path:
     """Store a finished run of a recipe, after checking that it is one: same settings, whole schedule.
 
-    ``shared``: other work had the device, too, so that the run's seconds are more than it needs.
+    ``shared``: other work had the device, too, so that the run's seconds are more than it needs. ``whole``: seconds of
+    the whole command, from the shell to the report, as the shell measured them.
     """
     run = Run.open(folder)
     if not (folder / "run.json").is_file():
@@ -54,6 +55,8 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False) -> Pat
     path = KEPT / f"{name}-{first_seed}.json"
     if config.seed != first_seed:  # self-labeling of one run, again
         path, command = KEPT / f"{name}-{first_seed}-{config.seed}.json", f"{command} seed={config.seed}"
+    if record["device"].startswith("cpu"):  # sums are taken in another order by another number of threads
+        command = f"export OMP_NUM_THREADS={record['threads']}; {command}"
     final = epochs[-1] | record.get("kept", {}) | outcome.get("after", {})  # self-labeling may end with another epoch
     fields = ("epoch", "seconds", *METRICS, "loss", "largest", "smallest")
     content = {
@@ -62,6 +65,7 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False) -> Pat
         "commit": commit,
         "first_seed": first_seed,
         **{name: record[name] for name in ("seed", "device", "engine", "versions", "seconds")},
+        **({} if whole is None else {"whole_seconds": whole}),
         "beside": record.get("beside", 0),
         "shared": shared,
         "threads": record["threads"],
@@ -112,8 +116,8 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         printed = f"{paper['acc']} / {paper['nmi']} / {paper['ari']}" if paper else "not in it"
         measured = " | ".join(spread([record[name] for record in records]) for name in METRICS)
         alone = [record for record in records if not record["shared"]]
-        minutes = statistics.mean(record["seconds"] / (1 + record.get("beside", 0)) for record in alone or records) / 60
-        took = f"{minutes:.1f}" if alone else f"{minutes:.1f}, shared"
+        took = minutes([record["seconds"] / (1 + record.get("beside", 0)) for record in alone or records])
+        took = took if alone else f"{took}, shared"
         devices = ", ".join(sorted({record["device"] for record in records}))
         seeds = ", ".join(map(seed_of, records))
         lines.append(f"| `{recipe}` | {printed} | {measured} | {seeds} | {took} | {devices} |")
@@ -133,10 +137,21 @@ def first_seed_of(record: dict[str, Any]) -> int:
 
 
 def spread(shares: list[float]) -> str:
-    """Return mean ± standard deviation in percent, or the one value there is; cut off, as nothing is rounded up."""
-    exact = 100 * statistics.mean(Decimal(str(share)) for share in shares)
-    mean = str(exact.quantize(Decimal("0.01"), ROUND_FLOOR))
+    """Return mean ± standard deviation in percent, or the one value there is."""
+    mean = percent(shares, "0.01")
     return mean if len(shares) == 1 else f"{mean} ± {100 * statistics.stdev(shares):.2f}"
+
+
+def percent(shares: list[float], digits: str) -> str:
+    """Return the mean in percent; cut off, as nothing is rounded up."""
+    exact = 100 * statistics.mean(Decimal(str(share)) for share in shares)
+    return str(exact.quantize(Decimal(digits), ROUND_FLOOR))
+
+
+def minutes(seconds: list[float]) -> str:
+    """Return the mean in minutes, rounded up."""
+    exact = statistics.mean(Decimal(str(value)) for value in seconds) / 60
+    return str(exact.quantize(Decimal("0.1"), ROUND_CEILING))
 
 
 def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:
@@ -202,12 +217,14 @@ def main() -> None:
     keeping.add_argument("run", type=Path)
     keeping.add_argument("--commit", help="that the run was made at; default: the one checked out")
     keeping.add_argument("--shared", action="store_true", help="other work had the device, too")
+    keeping.add_argument("--whole", type=float, help="seconds of the whole command, from the shell to the report")
     commands.add_parser("publish", help="rewrite table and picture")
     arguments = parser.parse_args()
     if arguments.command == "publish":
         return publish()
     try:
-        print(keep(arguments.recipe, arguments.run, arguments.commit or checked_out(), shared=arguments.shared))
+        about = {"shared": arguments.shared, "whole": arguments.whole}
+        print(keep(arguments.recipe, arguments.run, arguments.commit or checked_out(), **about))
     except UserError as error:
         parser.error(str(error))
 

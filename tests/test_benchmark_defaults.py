@@ -79,7 +79,8 @@ def test_a_trial_is_written_beside_its_run_and_not_kept(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "not kept: a trial" in done.stdout
     record = json.loads((tmp_path / "out" / "trial.json").read_text())
-    assert record["command"].endswith("run digits --seed 3 --device cpu --limit 120 optim.epochs=1")
+    words = "--out FOLDER --seed 3 --device cpu --limit 120 optim.epochs=1"
+    assert record["command"] == f"OMP_NUM_THREADS=1 python benchmarks/defaults.py run digits {words}"
     assert record["images"] == 120 == sum(record["groups"].values())
     assert (record["config"]["seed"], record["config"]["optim"]["epochs"]) == (3, 1)
     assert 0 <= record["smallest"] <= 12 <= record["largest"] <= 120

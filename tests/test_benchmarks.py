@@ -61,6 +61,18 @@ def test_nothing_is_rounded_up(monkeypatch):
     assert results.spread([0.9, 0.90009]) == "90.00 ± 0.01"
 
 
+def test_minutes_are_rounded_up(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import results
+
+    assert [results.minutes(seconds) for seconds in ([738.947], [60.0], [60.1], [6.0, 6.0])] == [
+        "12.4",
+        "1.0",
+        "1.1",
+        "0.1",
+    ]
+
+
 def test_minutes_are_those_of_runs_that_had_the_device_to_themselves(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import results
@@ -115,7 +127,7 @@ def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(
     first = Run.create(tmp_path / "first", load_config("digits", ["seed=1"]))
     sizes = {"largest": 900, "smallest": 897}
     epoch = {"epoch": 99, "seconds": 60.0, "acc": 0.9, "nmi": 0.8, "ari": 0.7, "loss": 0.1, **sizes}
-    place = {"device": "cuda (one)", "engine": "graph", "versions": {}, "seconds": 60.0, "threads": 1}
+    place = {"device": "cpu (one)", "engine": "graph", "versions": {}, "seconds": 60.0, "threads": 1}
 
     def second(name, settings):
         run = Run.create(tmp_path / name, second_config(first, 1797, settings))
@@ -129,6 +141,7 @@ def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(
     assert [path.name for path in paths] == ["digits-selflabel-1.json", "digits-selflabel-1-2.json"]
     kept = results.kept()["digits-selflabel"]
     assert [results.seed_of(record) for record in kept] == ["1", "2 from 1"]
-    assert kept[1]["command"] == "secu train digits --seed 1 && secu selflabel runs/digits seed=2"
+    both = "secu train digits --seed 1 && secu selflabel runs/digits seed=2"
+    assert kept[1]["command"] == f"export OMP_NUM_THREADS=1; {both}"
     with pytest.raises(UserError, match="not made by secu selflabel"):
         results.keep("digits", second("other", {"optim": {"lr": 0.2}}), "abc")

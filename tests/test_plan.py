@@ -282,7 +282,7 @@ def test_centers_are_the_papers_unless_groups_may_differ_or_another_kind_is_aske
     assert make_plan(facts, 10, 0.9, {"centers": {"kind": "sgd"}}).config == found.config
     rate = make_plan(facts, 10, 0.9, {"centers": {"lr": 0.3}})
     assert rate.config.centers.lr == 0.3
-    assert "centers.kind=sgd, centers.lr=0.3: as in the paper" in rate.reasons
+    assert "centers.kind=sgd, centers.lr=0.3: moved by gradient, as in the paper" in rate.reasons
     assert found.config.constraint.dual_schedule == "falling"
     for loose in ({}, {"constraint": {"kind": "entropy"}}):
         assert make_plan(facts, 10, 0.5, loose).config.centers.kind == "closed_form"
