@@ -18,7 +18,7 @@ from typing import Any
 from secu.errors import UserError
 from secu.run import Run, write_atomically, write_json, write_text
 from secu.second_stage import second_config
-from secu.settings import load_config
+from secu.settings import load_config, merge
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results"
@@ -44,8 +44,9 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False, whole:
         raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
     outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
     if outcome:
-        found = {"seed": config.seed, "loss": {"confidence_temperature": config.loss.confidence_temperature}}
-        if config.settings() != second_config(first, sum(outcome["after"]["sizes"]), found).settings():
+        usual = second_config(first, sum(outcome["after"]["sizes"]), {"seed": config.seed})
+        found = {"confidence_temperature": config.loss.confidence_temperature}  # by the run itself, at its end
+        if config.settings() != merge(usual.settings(), {"loss": found}):
             raise UserError(f"{folder} was not made by secu selflabel as it stands now")
     epochs = [epoch for epoch in run.metrics() if "acc" in epoch]
     name, command = recipe, f"secu train {recipe} --seed {first_seed}"

@@ -365,10 +365,17 @@ def test_an_out_without_permission_is_one_line(secu, tmp_path):
     assert "Permission denied" in assert_one_line(secu("train", "digits", *TINY, "--out", "locked/run"))
 
 
+@pytest.mark.parametrize("word", [["--seed", "x"], ["--seed=x"]])
+def test_an_option_that_is_no_number_is_named_with_its_value(secu, word):
+    message = assert_one_line(secu("train", "digits", *word))
+    assert "'--seed'" in message
+    assert "'x'" in message
+
+
 def test_a_loss_that_is_not_finite_is_one_line(secu, tmp_path):
     message = assert_one_line(secu("train", "digits", *TINY, "optim.lr=1e30", "--out", "run"))
     assert "loss: nan after epoch 1 of run is not finite; lower optim.lr or centers.lr" in message
-    assert files(tmp_path) == ["run/config.yaml", "run/metrics.jsonl"]
+    assert files(tmp_path) == []
 
 
 # Bugs, tracebacks and interruptions

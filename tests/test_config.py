@@ -226,17 +226,13 @@ def test_a_recipe_can_be_a_file(tmp_path):
     assert config.optim == Config().optim
 
 
-def test_an_empty_recipe_is_the_defaults(tmp_path):
-    (tmp_path / "empty.yml").write_text("# nothing\n")
-    assert load_config(str(tmp_path / "empty.yml")) == Config()
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"a: [", "is not valid YAML"),
         (b"- 1\n- 2\n", "must hold key: value pairs, got list"),
         (b"just words", "must hold key: value pairs, got str"),
+        (b"# nothing", "must hold key: value pairs, got nothing"),
         (b"\xff\xfe\x00", "is not a text file"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
     ],

@@ -62,3 +62,14 @@ def test_what_comes_after_the_last_epoch_is_said(terminal):
     assert "writing the report" in text
     if not terminal:
         assert text.splitlines()[-2:] == ["writing the tables", "writing the report"]
+
+
+def test_a_log_has_a_line_for_the_last_epoch():
+    shown = screen(False)
+    model = SimpleNamespace(config=load_config("digits", ["optim.epochs=3", "optim.initial_epochs=0"]), epochs_done=0)
+    with ProgressListener(shown) as listener:
+        listener.started(engine="eager", device="cpu", model=model, steps=1)
+        for epoch in range(3):
+            listener.epoch_ended(EPOCH | {"epoch": epoch})
+    lines = [line.split()[1] for line in shown.file.getvalue().splitlines() if line.startswith("epoch")]
+    assert lines == ["1", "3"]

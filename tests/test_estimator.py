@@ -544,13 +544,17 @@ def test_an_empty_folder(fitted, tmp_path):
         ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean lr"),
         ({"settings": {"heads": [5, 10]}}, r"heads: \[5, 10\] must begin with the 4 clusters"),
         ({"settings": {"optim.lr": 1e38, "optim.initial_epochs": 0}}, "is not finite; lower optim.lr"),
+        ({"self_label": "no"}, "self_label: 'no' must be True, False or the settings"),
+        ({"self_label": True, "settings": {"selflabel.kept": 7}}, "selflabel.kept: 7: input should be less than"),
+        ({"self_label": {"optim.epoch": 7}}, "optim.epoch: unknown setting; did you mean epochs"),
+        ({"settings": {"selflabel.kept": 0.7}}, "settings: selflabel is only read with self_label=True"),
     ],
 )
 def test_bad_parameters_are_one_line_and_leave_no_run(parameters, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         small(out=tmp_path / "run").set_params(**parameters).fit(X)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_labels_for_the_score(fitted):
@@ -581,3 +585,14 @@ def test_self_label_is_fit_and_then_the_second_stage(tmp_path):
     assert loaded.predict_proba(X) == pytest.approx(model.predict_proba(X))
     with pytest.raises(UserError, match="exists; name a new folder"):
         small(self_label=True, out=tmp_path / "run").fit(X)
+
+
+def test_the_second_training_has_settings_of_its_own(tmp_path):
+    records = []
+    asked = {"optim.epochs": 3, "selflabel.confidence": 0.8}
+    model = small(self_label=asked, settings={"selflabel.kept": 0.3}, callback=records.append).fit(X)
+    assert len(records) == 2 + 3
+    teaching = model.config_.selflabel
+    assert (model.config_.optim.epochs, teaching.confidence, teaching.kept) == (3, 0.8, 0.3)
+    model.save(tmp_path / "saved")
+    assert SeCu.load(tmp_path / "saved", device="cpu").get_params()["self_label"] == asked

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -330,6 +331,15 @@ def test_an_interruption_while_a_thread_starts(run, tmp_path, monkeypatch, side)
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_the_table_of_the_images_is_not_written_over(run, pictures, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("path\n" + "".join(f"{path}\n" for path in sorted(Path(pictures).rglob("*.png"))))
+    before = table.read_bytes()
+    with pytest.raises(UserError, match=r"output: .*table.csv holds the images to predict; name another file"):
+        predict_source(run, open_source(str(table)), str(tmp_path / "." / "table.csv"), "cpu")
+    assert table.read_bytes() == before
 
 
 # Runs that cannot predict

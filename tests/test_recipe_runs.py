@@ -1,5 +1,6 @@
 """Many seeds of a recipe: run one after the other, gone on with after an interruption, and summed up."""
 
+import html
 import json
 import statistics
 
@@ -20,10 +21,26 @@ def test_seeds_are_a_range_or_a_list():
     assert parse_seeds("9,1,9") == [9, 1]
 
 
-@pytest.mark.parametrize("text", ["", "3..1", "a", "1,,2", "-1", "0...3", "1.5"])
+@pytest.mark.parametrize("text", ["", "3..1", "a", "1,,2", "-1", "0...3", "1.5", "0..99999999999"])
 def test_other_seeds_are_refused_in_one_line(text):
     with pytest.raises(UserError, match="must be a rising range like"):
         parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "out", "message"),
+    [
+        (["seed=3"], "new", "seed: 3 is not read here; name all seeds with --seeds"),
+        ([], "run", "out: .*run is a run; name a folder for the runs of all seeds"),
+    ],
+)
+def test_seeds_have_one_place_and_a_folder_of_their_own(tmp_path, overrides, out, message):
+    Run.create(tmp_path / "run", load_config("digits"))
+    with pytest.raises(UserError, match=message):
+        repeat(
+            "digits", [*TINY, *overrides], [0], tmp_path / out, device="cpu", listener=lambda seed, first: Listener()
+        )
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "config.yaml"]
 
 
 class Interrupting(Listener):
@@ -53,6 +70,25 @@ def test_an_interrupted_repeat_goes_on_and_gives_what_an_uninterrupted_one_gives
     assert [record["seed"] for record in records] == [0, 1]
     last = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[-1])
     assert records[1]["acc"] == last["acc"]
+
+
+class Warned(Listener):
+    """Remembers what it was warned of."""
+
+    def __init__(self):
+        self.heard = []
+
+    def warned(self, warning):
+        self.heard.append(warning)
+
+
+def test_doubts_about_a_recipes_clusters_are_told(tmp_path):
+    """Without a learning rate nothing is learned, and clusters are whatever they are."""
+    listener = Warned()
+    run_recipe(load_config("digits", [*TINY, "optim.lr=0", "centers.lr=0"]), tmp_path, listener=listener, device="cpu")
+    assert listener.heard
+    page = html.unescape((tmp_path / "report.html").read_text())
+    assert all(warning in page for warning in listener.heard)
 
 
 def test_settings_of_own_images_are_not_for_a_data_set(tmp_path):

@@ -94,21 +94,17 @@ def test_a_config_that_cannot_be_read_is_a_user_error(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_without_an_epoch_can_be_taken_back(tmp_path):
+def test_a_run_without_a_checkpoint_can_be_taken_back(tmp_path):
     run = Run.create(tmp_path / "run", CONFIG)
-    run.keep_metrics(0)
-    run.discard_empty()
+    run.add_metrics({"epoch": 0})
+    run.discard_unsaved()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_with_an_epoch_is_never_taken_back(tmp_path):
-    run = Run.create(tmp_path / "run", CONFIG)
-    run.add_metrics({"epoch": 0})
-    run.discard_empty()
-    assert run.metrics() == [{"epoch": 0}]
+def test_a_run_with_a_checkpoint_is_never_taken_back(tmp_path):
     saved = Run.create(tmp_path / "saved", CONFIG)
     saved.save(modules(), STATE)
-    saved.discard_empty()
+    saved.discard_unsaved()
     assert saved.has_checkpoint()
     assert saved.config() == CONFIG
 
@@ -116,7 +112,7 @@ def test_a_run_with_an_epoch_is_never_taken_back(tmp_path):
 def test_taking_back_a_run_spares_files_of_others(tmp_path):
     run = Run.create(tmp_path / "run", CONFIG)
     (run.path / "notes.txt").write_text("mine")
-    run.discard_empty()
+    run.discard_unsaved()
     assert [path.name for path in run.path.iterdir()] == ["notes.txt"]
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from own_images import fitted, rows_of, tree, write_folder
 from secu import cli, selflabel
@@ -390,17 +391,33 @@ def test_only_a_second_run_of_the_same_first_with_the_same_settings_is_resumed(t
     assert {path.name: path.read_bytes() for path in second[0].path.iterdir()} == before
 
 
+def test_a_first_run_that_was_replaced_meanwhile_is_noticed(tmp_path, source):
+    first = Run.open(Path(shutil.copytree(source.path, tmp_path / "first")))
+    settings = SHORT | {"optim": {"epochs": 30}}
+    _, model, outcome = self_label(first, tmp_path / "second", settings, device="cpu", time_limit=0.001)
+    assert (model.epochs_done, outcome) == (1, None)
+    tensors = first.load_model()
+    tensors["clustering.centers.weight"] = tensors["clustering.centers.weight"].flip(1).contiguous()
+    save_file(tensors, first.path / "model.safetensors")
+    with pytest.raises(UserError, match=r"resume: the run that .*second was started from changed: \d+% of the labels"):
+        self_label(first, tmp_path / "second", settings, device="cpu", resume=True)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"heads": [6]}, r"teaches the first head of .*, so heads must be \[4\]"),
+        ({"heads": [6]}, r"heads: self-labeling teaches .*, so it must be \[4\], got \[6\]"),
         ({"heads": [4, 6]}, "needs a single head"),
-        ({"selflabel": None}, r"heads must be \[4\]"),
+        ({"selflabel": None}, "selflabel: None turns off what this command is for"),
+        ({"data": {"image_size": 32}}, r"data\.image_size: self-labeling teaches .*, so it must be .*, got 32"),
+        ({"data": {"source": "nope"}}, r"data\.source: self-labeling teaches .*, got nope"),
+        ({"init_from": "other"}, "init_from: self-labeling starts from .*, got other"),
+        ({"loss": {"confidence_temperature": 0.5}}, r"loss\.confidence_temperature: 0.5 would be replaced"),
         ({"selflabel": {"confidence": 1}}, r"selflabel\.confidence: 1: input should be less than 1"),
         ({"selflabel": {"smalest": 1}}, r"selflabel\.smalest: unknown setting.*smallest"),
         ({"optim": 3}, "optim: 3: "),
         ({"optim": {"batch_size": -5}}, r"optim\.batch_size: -5: "),
-        ({"encoder": {"dim": 8}}, "holds another encoder than"),
+        ({"encoder": {"dim": 8}}, r"encoder\.dim: self-labeling teaches .*, got 8"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, source, settings, message):

@@ -46,25 +46,25 @@ class ProgressListener(Shown, Listener):
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         quiet = not (bar and console.is_terminal)
         self.bar = Progress(TextColumn("epoch"), *columns, *times, console=console, transient=True, disable=quiet)
-        self.steps, self.last_line = 1, 0.0
+        self.steps, self.epochs, self.last_line = 1, 0, 0.0
 
     def started(self, *, engine: str, device: str, model: Trained, steps: int) -> None:
         """Say where training happens and show the bar."""
         again = f", resumed after {model.epochs_done} epochs" if model.epochs_done else ""
         self.console.print(f"{self.name}training on {device}, engine {engine}{again}")
         self.bar.start()
-        self.steps, epochs = steps, model.config.optim.total_epochs
-        self.task = self.bar.add_task("", total=epochs, completed=model.epochs_done, note="")
+        self.steps, self.epochs = steps, model.config.optim.total_epochs
+        self.task = self.bar.add_task("", total=self.epochs, completed=model.epochs_done, note="")
 
     def stepped(self) -> None:
         """Move the bar by a fraction of an epoch."""
         self.bar.advance(self.task, 1 / self.steps)
 
     def epoch_ended(self, record: dict[str, Any]) -> None:
-        """Show loss and cluster sizes, and a line that stays for every evaluation."""
+        """Show loss and cluster sizes, and a line that stays for every evaluation; in a log for the last epoch, too."""
         note = f"loss {record['loss']:.3f}  clusters {record['smallest']:,} to {record['largest']:,}"
         self.bar.update(self.task, completed=record["epoch"] + 1, note=note)
-        quiet = time.monotonic() - self.last_line < LINE_SECONDS
+        quiet = time.monotonic() - self.last_line < LINE_SECONDS and record["epoch"] + 1 < self.epochs
         if "acc" not in record and (self.console.is_terminal or quiet):
             return
         scores = "".join(f"  {name.upper()} {record[name]:.4f}" for name in ("acc", "nmi", "ari") if name in record)
@@ -81,6 +81,10 @@ class ProgressListener(Shown, Listener):
         self.status = self.status or self.console.status(what)
         self.status.update(what)
         self.status.start()
+
+    def warned(self, warning: str) -> None:
+        """Print it."""
+        self.console.print(f"{self.name}warning: {warning}", highlight=False, markup=False, soft_wrap=True)
 
     def ended(self) -> None:
         """Make room for the next run."""

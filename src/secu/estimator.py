@@ -36,7 +36,7 @@ from secu.health import warnings_of
 from secu.metrics import accuracy
 from secu.run import Run, aside, flatten, is_taken, write_json
 from secu.selflabel import self_label as teach_itself
-from secu.settings import merge
+from secu.settings import merge, resolve
 from secu.tables import OURS
 from secu.train import choose_device
 
@@ -57,8 +57,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         balance: How equal the groups should be, from 0 (any size) to 1 (equally large).
         random_state: Seed of all random numbers; None: another one each time.
         epochs: How often training sees every image; None: by rule.
-        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does: a second training, whose
-            settings are ``{"selflabel.confidence": 0.8}`` and so on.
+        self_label: Let the model teach itself afterwards, as ``secu selflabel`` does; instead of True the settings of
+            that second training, such as ``{"optim.epochs": 50, "selflabel.confidence": 0.8}``.
         device: auto, cuda, mps or cpu.
         settings: Any other setting, such as ``{"optim.lr": 0.1}``.
         out: A new folder for the whole run: checkpoints while it trains, a report at the end; None: nothing is left.
@@ -84,7 +84,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         balance: float = 0.9,
         random_state: int | np.random.RandomState | None = 0,
         epochs: int | None = None,
-        self_label: bool = False,
+        self_label: bool | Mapping[str, Any] = False,
         device: str = "auto",
         settings: Mapping[str, Any] | None = None,
         out: PathLike | None = None,
@@ -105,23 +105,23 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def fit(self, X: Any, y: object = None) -> Self:
         """Cluster the images; ``y`` is not read. What is wrong with X or a parameter is a ValueError of one line."""
         source = open_images(X)
-        request, report = self._request(source), self.out is not None
+        request, second, report = self._request(source), self._second_stage(), self.out is not None
         # A console that nobody reads, not a quiet one: that would swallow what the user's callback prints.
         console = Console(stderr=True) if self.verbose else Console(file=io.StringIO(), force_terminal=False)
         with TemporaryDirectory(prefix="secu-") as folder, DecodeProgress(console) as decoding:
             last = Path(self.out or Path(folder) / "run")
-            first = last.with_name(f"{last.name}-first") if self.self_label else last
+            first = last.with_name(f"{last.name}-first") if second is not None else last
             for place in {first, last}:
                 if is_taken(place):
                     raise UserError(f"out: {place} exists; name a new folder")
             with Told(console) as told:
                 told.callback = self.callback
                 run, _, results = run_fit(request, first, listener=told, progress=decoding, report=report)
-            if self.self_label and results is not None:
+            if second is not None and results is not None:
                 with Told(console) as told:
                     told.callback = self.callback
                     options: dict[str, Any] = {"device": self.device, "listener": told, "report": report}
-                    run, _, _ = teach_itself(run, last, self._second_stage(), images=results.images, **options)
+                    run, _, _ = teach_itself(run, last, second, images=results.images, **options)
             self._annotate(run, source)
             self._take(run)
         for warning in self.warnings_:
@@ -191,22 +191,31 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         state = self.random_state
         seed = state if isinstance(state, int | np.integer) else check_random_state(state).randint(2**31)
         settings = merge({"seed": int(seed)}, nested(self.settings or {}))
-        if settings.pop("selflabel", None) is not None and not self.self_label:
+        if settings.pop("selflabel", None) is not None and self._second_stage() is None:
             raise UserError("settings: selflabel is only read with self_label=True")
         if self.epochs is not None:
             settings = merge(settings, {"optim": {"epochs": _number("epochs", self.epochs, operator.index)}})
         numbers = _number("n_clusters", self.n_clusters, operator.index), _number("balance", self.balance, float)
         return Request(source, *numbers, None, settings, self.device, self.allow_bad)
 
-    def _second_stage(self) -> dict[str, Any]:
-        """Return what is asked of self-labeling."""
-        return {"selflabel": nested(self.settings or {}).get("selflabel", {})}
+    def _second_stage(self) -> dict[str, Any] | None:
+        """Return what is asked of self-labeling, after a look whether that can be; None if it is not wanted."""
+        wanted = self.self_label
+        if not isinstance(wanted, bool | np.bool_ | Mapping):
+            raise UserError(f"self_label: {wanted!r} must be True, False or the settings of the second training")
+        if not isinstance(wanted, Mapping) and not wanted:
+            return None
+        asked = nested(wanted) if isinstance(wanted, Mapping) else {}
+        settings = merge({"selflabel": nested(self.settings or {}).get("selflabel", {})}, asked)
+        resolve(merge({"heads": [2]}, settings))
+        return settings
 
     def _annotate(self, run: Run, source: Source) -> None:
         """Add to run.json what only the estimator knows."""
         settings = flatten(nested(self.settings or {})) or None
         note: dict[str, Any] = {"epochs": self.epochs and int(self.epochs), "settings": settings}
-        note |= {"balance": float(self.balance), "self_label": bool(self.self_label)}
+        taught = flatten(nested(self.self_label)) if isinstance(self.self_label, Mapping) else bool(self.self_label)
+        note |= {"balance": float(self.balance), "self_label": taught}
         if isinstance(source, ArraySource):
             note["n_features_in"] = math.prod(source.array.shape[1:])
         path = run.path / "run.json"

@@ -109,7 +109,7 @@ def fit(
     try:
         model = train(config, images, run, test=test, device=request.device, **options)
     except UserError:
-        run.discard_empty()
+        run.discard_unsaved()
         raise
     if not model.finished:
         return run, model, None

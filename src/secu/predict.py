@@ -32,6 +32,8 @@ def predict_source(
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: there is no folder {Path(output).parent} for {Path(output).name}")
+    if output != "-" and Path(output).resolve() == Path(source.place).resolve():
+        raise UserError(f"output: {output} holds the images to predict; name another file")
     source.require_images()
     stream = Stream(run, source, choose_device(device), progress)
     if output == "-":
@@ -132,7 +134,7 @@ def read_limits(run: Run) -> Tensor:
         with (run.path / "clusters.csv").open(newline="", encoding="utf-8") as file:
             limits = torch.tensor([float(row["outlier_below"]) for row in csv.DictReader(file)])
     except OSError:
-        raise UserError(f"run: {run.path} has no clusters.csv; was it stopped early?") from None
+        raise UserError(f"run: {run.path} has no clusters.csv; {run.unfinished() or 'was it stopped early?'}") from None
     except (KeyError, TypeError, ValueError):
         limits = torch.empty(0)
     clusters = run.config().heads[0]

@@ -13,11 +13,12 @@ from secu.data import load
 from secu.errors import UserError
 from secu.results import write_results
 from secu.run import Run
-from secu.settings import load_config
+from secu.settings import load_config, parse_overrides
 from secu.train import check, check_alike, choose_device, train_together
 from secu.training import Job, Listener
 
 METRICS = ("acc", "nmi", "ari")
+MOST_SEEDS = 1_000
 T = TypeVar("T")
 
 
@@ -57,11 +58,12 @@ def run_side_by_side(
         models = train_together(jobs, images, test=test, device=device, resume=resume, time_limit=time_limit)
     except UserError:
         for job in jobs:
-            job.run.discard_empty()
+            job.run.discard_unsaved()
         raise
     for job, model in zip(jobs, models, strict=True):
         if model.finished:
-            write_results(job.run, model, images, tell=job.listener.busy)
+            for warning in write_results(job.run, model, images, tell=job.listener.busy).warnings:
+                job.listener.warned(warning)
         job.listener.ended()
     return models
 
@@ -70,11 +72,13 @@ def parse_seeds(text: str) -> list[int]:
     """Turn 0..7 or 1,4,9 into seeds."""
     if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         first, last = int(match[1]), int(match[2])
-        if first <= last:
+        if first <= last < first + MOST_SEEDS:
             return list(range(first, last + 1))
     elif re.fullmatch(r"\d+(,\d+)*", text):
         return list(dict.fromkeys(map(int, text.split(","))))
-    raise UserError(f"--seeds: {text!r} must be a rising range like 0..7 or a list like 1,4,9")
+    raise UserError(
+        f"--seeds: {text!r} must be a rising range like 0..7, of at most {MOST_SEEDS:,}, or a list like 1,4,9"
+    )
 
 
 def repeat(
@@ -95,6 +99,10 @@ def repeat(
     """
     if together < 1:
         raise UserError(f"together: {together} must be at least 1")
+    if (seed := parse_overrides(overrides).get("seed")) is not None:
+        raise UserError(f"seed: {seed} is not read here; name all seeds with --seeds")
+    if (out / "config.yaml").is_file():
+        raise UserError(f"out: {out} is a run; name a folder for the runs of all seeds")
     configs = [load_config(recipe, [*overrides, f"seed={seed}"]) for seed in seeds]
     runs = [Run(out / f"seed-{config.seed}") for config in configs]
     for config, run in zip(configs, runs, strict=True):

@@ -117,9 +117,11 @@ class Run:
             raise UserError(f"out: {path} is a file; name a folder that does not exist yet")
         if not is_taken(path):
             return
+        ours = cls._is_run(path)
         if not force and not resume:
-            raise UserError(f"out: {path} exists; choose another folder, --resume it or replace it with --force")
-        if force and not cls._is_run(path):
+            ways = ", --resume it or replace it with --force" if ours else ""
+            raise UserError(f"out: {path} exists; choose another folder{ways}")
+        if force and not ours:
             raise UserError(f"out: {path} is not a run folder (no config.yaml of ours), so force leaves it alone")
 
     @classmethod
@@ -173,11 +175,11 @@ class Run:
             return False
         return True
 
-    def discard_empty(self) -> None:
-        """Remove a run in which not even one epoch was trained."""
-        if self.metrics() or self.has_checkpoint():
+    def discard_unsaved(self) -> None:
+        """Remove a run that has nothing to go on from: it went wrong before its first checkpoint."""
+        if self.has_checkpoint():
             return
-        for name in ("config.yaml", "images.json", "metrics.jsonl"):
+        for name in FILES:
             (self.path / name).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()

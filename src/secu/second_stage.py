@@ -7,7 +7,7 @@ from typing import Any
 from secu.config import Config
 from secu.data.own.known import Known, changes
 from secu.errors import UserError
-from secu.run import Run
+from secu.run import Run, flatten
 from secu.settings import merge, resolve
 
 STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
@@ -28,6 +28,20 @@ def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any])
     if told := changes(run.images() or known, known):
         raise UserError(f"resume: the images changed since {run.path} began: {told}; put them back, or begin a new run")
     return resolve(merge(config.model_dump(mode="json"), overrides))
+
+
+def check_given(source: Run, given: Config, asked: Config) -> None:
+    """Refuse to change what is not chosen here: the run to start from, its images and its model."""
+    ours, theirs = flatten(given.settings()), flatten(asked.settings())
+    for key, value in theirs.items():
+        if value == ours[key]:
+            continue
+        if key == "init_from":
+            raise UserError(f"init_from: self-labeling starts from {source.path}, got {value}")
+        if key == "loss.confidence_temperature":
+            raise UserError(f"{key}: {value} would be replaced, as self-labeling finds it at the end; leave it out")
+        if key.partition(".")[0] in ("data", "encoder", "heads"):
+            raise UserError(f"{key}: self-labeling teaches {source.path}, so it must be {ours[key]}, got {value}")
 
 
 def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config:
@@ -60,8 +74,9 @@ def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config
         "mixed_precision": first.optim.mixed_precision,
     }
     asked = resolve(merge(settings, overrides))
-    if asked.heads != first.heads[:1] or asked.selflabel is None:
-        raise UserError(f"selflabel: teaches the first head of {source.path}, so heads must be [{first.heads[0]}]")
+    if asked.selflabel is None:
+        raise UserError("selflabel: None turns off what this command is for; leave it out")
+    check_given(source, resolve(settings), asked)
     settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
     settings["optim"]["warmup_epochs"] = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
     return resolve(merge(settings, overrides))

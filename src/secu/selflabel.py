@@ -31,6 +31,7 @@ from secu.train import check, choose_device, train
 from secu.training import Listener
 
 LOOKED_AT, GLANCED_AT = 10_000, 2_000  # images whose views are compared, before and after, and after every epoch
+OTHER_LABELS = 0.01  # of all, from which on a run is not the one that it was
 WORSE = 0.1  # of the label-free score, from which on the user is warned
 
 
@@ -91,6 +92,7 @@ def self_label(
         config = second_config(source, len(images), overrides or {})
     else:
         config = begun_config(begun, source, known, overrides or {})
+        lesson.check_begun(begun)
     check(config, images, device)
     run = Run.start(out, config, resume=resume, force=force)
     if known:
@@ -101,7 +103,7 @@ def self_label(
             config, images, run, **options, listener=listener, prepare=lesson.prepare, after_epoch=lesson.after_epoch
         )
     except UserError:
-        run.discard_empty()
+        run.discard_unsaved()
         raise
     if not model.finished:
         return run, model, None
@@ -123,6 +125,18 @@ class Lesson:
         """Give the new model the labels to start from, before the first epoch."""
         found = choose(self.cosines_NK, model.config.loss.temperature)
         teaching(model).begin(found.cluster, found.confidence)
+
+    def check_begun(self, run: Run) -> None:
+        """Refuse to go on with a run that learned from other labels: the run before it was replaced.
+
+        The same model on another device may have another label for an image in thousands.
+        """
+        if run.has_checkpoint():
+            noted_N = run.load_state()["tensors"]["clustering.first_labels"]
+            labels_N = choose(self.cosines_NK, self.first.config.loss.temperature).cluster
+            if (other := float((labels_N != noted_N).float().mean())) > OTHER_LABELS:
+                told = f"{other:.0%} of the labels that it gives are others"
+                raise UserError(f"resume: the run that {run.path} was started from changed: {told}; begin a new run")
 
     def after_epoch(self, model: Trained) -> dict[str, float]:
         """Look how well the model's labels stand up to random changes."""

@@ -34,11 +34,12 @@ def load_recipe(name: str) -> dict[str, Any]:
     else:
         raise UserError(f"recipe: unknown {name!r}; {nearest(name, recipe_names())}, or the path of a .yaml file")
     try:
-        settings = yaml.safe_load(text) or {}
+        settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"recipe: {name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
-        raise UserError(f"recipe: {name} must hold key: value pairs, got {type(settings).__name__}")
+        held = "nothing" if settings is None else type(settings).__name__
+        raise UserError(f"recipe: {name} must hold key: value pairs, got {held}")
     return settings
 
 

@@ -40,6 +40,9 @@ class Listener:
     def busy(self, what: str) -> None:
         """Training is over, and something else takes its time: ``what`` says in plain words."""
 
+    def warned(self, warning: str) -> None:
+        """Everything is written, and this is to be known before the clusters are used."""
+
     def ended(self) -> None:
         """Everything is written; another run may follow."""
 

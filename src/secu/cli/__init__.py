@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from itertools import pairwise
 from typing import NoReturn
 
 import typer
@@ -44,7 +45,7 @@ def main() -> NoReturn:
         if isinstance(error, UserError | OSError):
             _fail(error, 2, debug)
         if hasattr(error, "format_message"):  # click's, which typer carries under varying names
-            _fail(error, 2, debug, error.format_message())
+            _fail(error, 2, debug, _with_value(error.format_message(), error, arguments))
         _fail(error, 1, debug, f"unexpected {type(error).__name__}: {error} (--debug shows where)")
     raise SystemExit(code if isinstance(code, int) else 0)
 
@@ -77,6 +78,14 @@ def _check_command(word: str) -> None:
     names = [command.callback.__name__ for command in app.registered_commands if command.callback]
     if not word.startswith("-") and word not in names:
         raise UserError(f"command: unknown {word!r}; {nearest(word, names)}")
+
+
+def _with_value(message: str, error: Exception, arguments: list[str]) -> str:
+    """Return what click says of an option, with the value that it leaves out where that is no number."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    given = [value for name, value in pairwise(words) if name in names]
+    return f"{message}, got {given[-1]!r}" if given and repr(given[-1]) not in message else message
 
 
 def _fail(error: Exception, code: int, debug: bool, message: str | None = None) -> NoReturn:
