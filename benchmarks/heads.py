@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from step import synchronize
 
 from secu.clustering import Clustering
 from secu.settings import load_config
@@ -48,13 +49,13 @@ def main() -> None:
     device = choose_device(arguments.device)
     works = {kind: prepare(kind, arguments, device) for kind in KINDS}
     on_gpu = device.type == "cuda"
-    rounds, repeats, wait = (ROUNDS, REPEATS, torch.cuda.synchronize) if on_gpu else (1, 3, lambda: None)
+    rounds, repeats = (ROUNDS, REPEATS) if on_gpu else (1, 3)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind, prepared in works.items():
-            times[kind] += seconds(prepared.step, repeats, wait)
+            times[kind] += seconds(prepared.step, repeats, device)
     report = {
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "device": torch.cuda.get_device_name() if on_gpu else device.type,
         "torch": torch.__version__,
         **{name: getattr(arguments, name) for name in ("clusters", "heads", "batch", "dim", "images")},
         "constraints": {kind: (1000 * statistics.median(times[kind]), works[kind].gigabytes) for kind in KINDS},
@@ -104,14 +105,14 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def seconds(work: Callable[[], None], repeats: int, synchronize: Callable[[], None]) -> list[float]:
+def seconds(work: Callable[[], None], repeats: int, device: torch.device) -> list[float]:
     """Time ``work`` so many times."""
     times = []
     for _ in range(repeats):
-        synchronize()
+        synchronize(device)
         began = time.perf_counter()
         work()
-        synchronize()
+        synchronize(device)
         times.append(time.perf_counter() - began)
     return times
 

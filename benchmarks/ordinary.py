@@ -94,12 +94,7 @@ def jitter(image: Image.Image, config: AugmentConfig) -> Image.Image:
             turned = (np.asarray(hue, np.int16) + round(255 * random.uniform(-strength, strength))) % 256
             image = Image.merge("HSV", (Image.fromarray(turned.astype(np.uint8)), saturation, value)).convert("RGB")
             continue
-        kinds = {
-            "brightness": ImageEnhance.Brightness,
-            "contrast": ImageEnhance.Contrast,
-            "saturation": ImageEnhance.Color,
-        }
-        image = kinds[name](image).enhance(random.uniform(1 - strength, 1 + strength))
+        image = ENHANCERS[name](image).enhance(random.uniform(1 - strength, 1 + strength))
     return image
 
 
@@ -172,7 +167,7 @@ def main() -> None:
     epoch = math.ceil(arguments.images / config.optim.batch_size) * seconds
     engine = engine_seconds(config, arguments.images, device)
     report = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "workers": arguments.workers,
         "step_milliseconds": round(1000 * seconds, 2),

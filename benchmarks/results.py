@@ -44,7 +44,8 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False, whole:
         raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
     outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
     if outcome:
-        usual = second_config(first, sum(outcome["after"]["sizes"]), {"seed": config.seed})
+        images = sum(outcome["after"]["sizes"])
+        usual = second_config(first.config(), first.path, images, {"seed": config.seed})
         found = {"confidence_temperature": config.loss.confidence_temperature}  # by the run itself, at its end
         if config.settings() != merge(usual.settings(), {"loss": found}):
             raise UserError(f"{folder} was not made by secu selflabel as it stands now")
@@ -94,11 +95,12 @@ def kept() -> dict[str, list[dict[str, Any]]]:
 def as_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
     """Return one line a run."""
     where = ("device", "engine", "commit")
-    fields = ("recipe", "seed", *METRICS, "largest", "smallest", "seconds", "beside", "shared", *where)
+    fields = ("recipe", "seed", "first_seed", *METRICS, "largest", "smallest", "seconds", "beside", "shared", *where)
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(record for records in runs.values() for record in records)
+    rows = (record for records in runs.values() for record in records)
+    writer.writerows({**record, "first_seed": first_seed_of(record)} for record in rows)
     return text.getvalue()
 
 
@@ -183,7 +185,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
             first = sum(r["seconds"] / (1 + r.get("beside", 0)) for r in same)
             minutes = [(first + epoch["seconds"]) / 60 for epoch in record["epochs"]]
             accuracy = [100 * epoch["acc"] for epoch in record["epochs"]]
-            label = f"{recipe}, seed {seed_of(record)}: {spread([record['epochs'][-1]['acc']])}"
+            label = f"{recipe}, seed {seed_of(record)}: {spread([record['acc']])}"
             line, label = ("--", f"{label}, GPU shared") if record["shared"] else ("-", label)
             axes.plot(minutes, accuracy, line, color=colour, label=label, marker=marker)
     axes.set(

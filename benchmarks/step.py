@@ -60,7 +60,7 @@ def main() -> None:
     report = {
         "recipe": arguments.recipe,
         "overrides": arguments.overrides,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "engine": engine,
         "trainings_side_by_side": len(steps),
@@ -80,7 +80,8 @@ def main() -> None:
 
 
 def make_step(config: Config, images: Images, device: torch.device, engine: str) -> ClusterStep:
-    """Return the step of an untrained model."""
+    """Return the step of an untrained model, with torch set as it is for a training."""
+    torch.backends.cudnn.benchmark = True
     model = build(config, len(images), images.shape, device)
     parts = (model.augmentation, model.encoder, model.clustering)
     return ClusterStep(config, images, *parts, device, compiled=engine != "eager")
@@ -196,6 +197,8 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize()
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(
     place = {"device": "cpu (one)", "engine": "graph", "versions": {}, "seconds": 60.0, "threads": 1}
 
     def second(name, settings):
-        run = Run.create(tmp_path / name, second_config(first, 1797, settings))
+        run = Run.create(tmp_path / name, second_config(first.config(), first.path, 1797, settings))
         run.amend({"loss": {"confidence_temperature": 0.07}})  # as self-labeling does when it has calibrated the model
         run.add_metrics(epoch)
         write_json(run.path / "run.json", {"finished": True, "seed": run.config().seed, **place})

@@ -13,7 +13,7 @@ from secu.backbones import ViewNorm
 from secu.checkpoint import Trained, build, restore, snapshot
 from secu.constraints import SizeConstraint
 from secu.data import Images
-from secu.engine import Engine, Replays, choose_engine
+from secu.engine import Engine, choose_engine, fastest_convolutions
 from secu.errors import UserError
 from secu.feed import HostFeed
 from secu.run import Run
@@ -95,7 +95,6 @@ def make_step(
     model = build(config, len(blobs), blobs.shape, place)
     parts = (model.augmentation, model.encoder, model.clustering)
     step = step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
-    torch.backends.cudnn.benchmark = False  # which takes what is fastest just then: on a busy GPU anything
     return model, step
 
 
@@ -201,8 +200,8 @@ def test_the_small_last_batch_has_a_graph_of_its_own(blobs, monkeypatch, tmp_pat
     restore(run, model, step)
     runner = Engine([step], "graph")
     losses = [list(runner.epoch(number)[0]) for number in range(6, 9)][-1]
-    assert isinstance(runner._run, Replays)
-    assert set(runner._run.graphs) == {16, 9}
+    assert runner.replays is not None
+    assert set(runner.replays.graphs) == {16, 9}
     assert losses == pytest.approx(expected[0], rel=1e-3)
     assert torch.equal(model.clustering.labels[:, 0].cpu(), expected[2][:, 0])
 
@@ -292,9 +291,17 @@ def test_the_compiler_keeps_its_advice_to_itself():
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         compile_part(torch.add)
-        for module in ("torch._inductor.compile_fx", "torch.nn.modules"):
-            warnings.warn_explicit("consider this", UserWarning, "file.py", 1, module=module)
-    assert [warning.filename for warning in heard] == ["file.py"]
+        for text in ("TensorFloat32 tensor cores are there", "\nOnline softmax is disabled on the fly", "be warned"):
+            warnings.warn_explicit(text, UserWarning, "file.py", 1, module="torch._inductor.compile_fx")
+    assert [str(warning.message) for warning in heard] == ["be warned"]
+
+
+def test_what_the_caller_set_for_convolutions_is_put_back():
+    for mine in (True, False):
+        torch.backends.cudnn.benchmark = mine
+        with fastest_convolutions():
+            assert torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark == mine
 
 
 def test_any_number_of_shapes_can_be_compiled(monkeypatch):

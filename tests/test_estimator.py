@@ -547,6 +547,9 @@ def test_an_empty_folder(fitted, tmp_path):
         ({"self_label": "no"}, "self_label: 'no' must be True, False or the settings"),
         ({"self_label": True, "settings": {"selflabel.kept": 7}}, "selflabel.kept: 7: input should be less than"),
         ({"self_label": {"optim.epoch": 7}}, "optim.epoch: unknown setting; did you mean epochs"),
+        ({"self_label": {"heads": [3]}}, r"heads: self-labeling teaches .*, so it must be \[4\], got \[3\]"),
+        ({"self_label": {"engine": "graph"}}, "engine: graph needs a CUDA device"),
+        ({"self_label": {"data.mean": [0.1]}}, "data.mean: self-labeling teaches"),
         ({"settings": {"selflabel.kept": 0.7}}, "settings: selflabel is only read with self_label=True"),
     ],
 )

@@ -109,6 +109,15 @@ def test_a_run_with_a_checkpoint_is_never_taken_back(tmp_path):
     assert saved.config() == CONFIG
 
 
+def test_a_model_without_a_checkpoint_is_not_trained_over(tmp_path):
+    """What SeCu.save leaves, or who has removed the large state.pt."""
+    run = Run.create(tmp_path / "run", CONFIG)
+    write_json(run.path / "run.json", {"finished": True})
+    with pytest.raises(UserError, match=r"run: .*run has no checkpoint \(state.pt\) to resume from"):
+        Run.start(run.path, CONFIG, resume=True, force=False)
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json"]
+
+
 def test_taking_back_a_run_spares_files_of_others(tmp_path):
     run = Run.create(tmp_path / "run", CONFIG)
     (run.path / "notes.txt").write_text("mine")

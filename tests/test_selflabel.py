@@ -435,12 +435,12 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, source, settings, mes
     [(1_281_167, 1024), (50_000, 1024), (20_000, 512), (5_000, 128), (1_797, 32), (40, 32), (32, 32), (20, 20)],
 )
 def test_batch_and_learning_rate_follow_the_number_of_images(source, images, batch):
-    optim = second_config(source, images, {}).optim
+    optim = second_config(source.config(), source.path, images, {}).optim
     assert (optim.batch_size, optim.epochs, optim.momentum) == (batch, 11 if images > 1_000_000 else 100, 0.9)
     assert optim.lr == pytest.approx(0.1 * batch / 1024)
     assert optim.warmup_epochs == (2 if images > 1_000_000 else 10)
     assert optim.batch_size <= images
-    taught = second_config(source, images, {}).selflabel
+    taught = second_config(source.config(), source.path, images, {}).selflabel
     careful = (0.998, "chances", 0.5)
     assert (taught.decay, taught.unsure, taught.kept) == (careful if batch < 1024 else (0, "nothing", 0))
     if 32 < images / 49 < 1024:
@@ -457,14 +457,19 @@ def test_a_run_is_resumed_from_any_folder(tmp_path, source, quick, monkeypatch):
 
 
 def test_what_is_asked_for_wins(source):
-    assert second_config(source, 5_000, {"optim": {"batch_size": 256}}).optim.lr == pytest.approx(0.025)
+    assert source.config().augment.affine is not None
+    without = {"augment": {"affine": None}}
+    assert second_config(source.config(), source.path, 5_000, without).augment.affine is None
+    assert second_config(source.config(), source.path, 5_000, {"optim": {"batch_size": 256}}).optim.lr == pytest.approx(
+        0.025
+    )
     asked = {"optim": {"batch_size": 64, "lr": 0.7, "epochs": 11}, "selflabel": {"smallest": 0.2}}
-    config = second_config(source, 5_000, asked)
+    config = second_config(source.config(), source.path, 5_000, asked)
     assert (config.optim.batch_size, config.optim.lr, config.optim.epochs) == (64, 0.7, 11)
     assert config.selflabel.smallest == 0.2
     assert config.selflabel.warmup_epochs == 10
-    assert second_config(source, 5_000, {"loss": {"temperature": 0.3}}).loss.temperature == 0.3
-    assert second_config(source, 5_000, {"seed": 7}).seed == 7
+    assert second_config(source.config(), source.path, 5_000, {"loss": {"temperature": 0.3}}).loss.temperature == 0.3
+    assert second_config(source.config(), source.path, 5_000, {"seed": 7}).seed == 7
 
 
 def test_warnings_name_what_got_worse():

@@ -37,13 +37,13 @@ class Trained:
 def build(config: Config, images: int, shape: tuple[int, int, int], device: torch.device) -> Trained:
     """Return an untrained model for so many images; the same seed gives the same weights on every device."""
     channels, height, width = shape
-    if images < max(config.heads[0], 2):
+    if images < config.heads[0]:
         raise UserError(f"heads: {config.heads[0]} clusters need at least {config.heads[0]} images, got {images}")
     look = (config.data.mean, config.data.std, channels, (height, width))
     second = config.selflabel
     augmentation = StrongAugmentation(config.augment, second, *look) if second else Augmentation(config.augment, *look)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would reseed the caller's GPUs, too
         encoder = Encoder(config.encoder, channels)
         clustering = (Teaching if second else Clustering)(config, images, encoder.dim)
     if second:

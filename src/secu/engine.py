@@ -3,7 +3,8 @@
 import importlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -23,9 +24,25 @@ def choose_engine(wanted: str, device: torch.device) -> str:
 
 
 def load_compiler(engine: str) -> None:
-    """Import torch's compiler in the background, if it will be needed: images and weights can be read meanwhile."""
+    """Import torch's compiler in the background, if it will be needed: the model can be built meanwhile."""
     if engine != "eager":
-        threading.Thread(target=importlib.import_module, args=["torch._inductor.compile_fx"], daemon=True).start()
+        threading.Thread(target=_import_compiler, daemon=True).start()
+
+
+def _import_compiler() -> None:
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):  # they import each other: whoever comes must wait
+        importlib.import_module(name)
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN try once which convolution is fastest for a shape, as shapes never change in a training."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class Engine:
@@ -39,7 +56,7 @@ class Engine:
     def __init__(self, steps: Sequence[Step], kind: str) -> None:
         assert all(step.sizes == steps[0].sizes for step in steps)
         self.steps = steps
-        self._run: Callable[[int], None] = Replays(steps) if kind == "graph" else self._one_by_one
+        self.replays = Replays(steps) if kind == "graph" else None
 
     def epoch(self, number: int, after_step: Callable[[], None] = lambda: None) -> list[tuple[float, float]]:
         """Train every training for an epoch and return the mean losses of each."""
@@ -48,13 +65,13 @@ class Engine:
         for size in self.steps[0].sizes:
             for step in self.steps:
                 step.feed.next()
-            self._run(size)
+            if self.replays:
+                self.replays(size)
+            else:
+                for step in self.steps:
+                    step.run(size)
             after_step()
         return [step.mean_losses() for step in self.steps]
-
-    def _one_by_one(self, size: int) -> None:
-        for step in self.steps:
-            step.run(size)
 
 
 class Replays:

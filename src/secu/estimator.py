@@ -28,15 +28,17 @@ from secu.config import Config
 from secu.console import DecodeProgress, ProgressListener
 from secu.data.own import ArraySource, Source, printable
 from secu.data.own.memory import open_images
+from secu.engine import choose_engine
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, predict
-from secu.fit import Request, decode_all, nested
+from secu.fit import Request, decode_all, nested, plan_for
 from secu.fit import fit as run_fit
 from secu.health import warnings_of
 from secu.metrics import accuracy
 from secu.run import Run, aside, flatten, is_taken, write_json
+from secu.second_stage import second_config
 from secu.selflabel import self_label as teach_itself
-from secu.settings import merge, resolve
+from secu.settings import merge
 from secu.tables import OURS
 from secu.train import choose_device
 
@@ -114,6 +116,10 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             for place in {first, last}:
                 if is_taken(place):
                     raise UserError(f"out: {place} exists; name a new folder")
+            if second is not None:  # what is wrong with it shall not be found after the first training
+                opened, plan = plan_for(request)
+                asked = second_config(plan.config, first, len(opened), second)
+                choose_engine(asked.engine, choose_device(self.device))
             with Told(console) as told:
                 told.callback = self.callback
                 run, _, results = run_fit(request, first, listener=told, progress=decoding, report=report)
@@ -199,16 +205,14 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         return Request(source, *numbers, None, settings, self.device, self.allow_bad)
 
     def _second_stage(self) -> dict[str, Any] | None:
-        """Return what is asked of self-labeling, after a look whether that can be; None if it is not wanted."""
+        """Return what is asked of self-labeling; None if it is not wanted."""
         wanted = self.self_label
         if not isinstance(wanted, bool | np.bool_ | Mapping):
             raise UserError(f"self_label: {wanted!r} must be True, False or the settings of the second training")
         if not isinstance(wanted, Mapping) and not wanted:
             return None
         asked = nested(wanted) if isinstance(wanted, Mapping) else {}
-        settings = merge({"selflabel": nested(self.settings or {}).get("selflabel", {})}, asked)
-        resolve(merge({"heads": [2]}, settings))
-        return settings
+        return merge({"selflabel": nested(self.settings or {}).get("selflabel", {})}, asked)
 
     def _annotate(self, run: Run, source: Source) -> None:
         """Add to run.json what only the estimator knows."""

@@ -41,6 +41,8 @@ def run_side_by_side(
     """Run several recipes of one data set at the same time; the models say whether the time limit came first."""
     # The folders come last: what is wrong shall neither leave an empty run nor cost an old one.
     choose_device(device)
+    for _, path, _ in wanted:
+        Run.check_free(path, force=force, resume=resume)
     check_alike([config for config, _, _ in wanted])
     config = wanted[0][0]
     for name in ("source", "labels", "channels", "values"):

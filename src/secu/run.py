@@ -157,7 +157,12 @@ class Run:
     @classmethod
     def to_resume(cls, path: Path) -> "Run | None":
         """Open the run that is to be resumed; None if there is nothing in the folder, so that it starts anew."""
-        return cls.open(path) if is_taken(path) else None
+        if not is_taken(path):
+            return None
+        run = cls.open(path)
+        if (path / "run.json").is_file() and not run.has_checkpoint():  # trained, but not to be trained over
+            raise UserError(f"run: {path} has no checkpoint (state.pt) to resume from")
+        return run
 
     @classmethod
     def open(cls, path: Path) -> "Run":

@@ -30,33 +30,32 @@ def begun_config(run: Run, source: Run, known: Known, overrides: dict[str, Any])
     return resolve(merge(config.model_dump(mode="json"), overrides))
 
 
-def check_given(source: Run, given: Config, asked: Config) -> None:
+def check_given(path: Path, given: Config, asked: Config) -> None:
     """Refuse to change what is not chosen here: the run to start from, its images and its model."""
     ours, theirs = flatten(given.settings()), flatten(asked.settings())
     for key, value in theirs.items():
-        if value == ours[key]:
+        if value == ours.get(key):
             continue
         if key == "init_from":
-            raise UserError(f"init_from: self-labeling starts from {source.path}, got {value}")
+            raise UserError(f"init_from: self-labeling starts from {path}, got {value}")
         if key == "loss.confidence_temperature":
             raise UserError(f"{key}: {value} would be replaced, as self-labeling finds it at the end; leave it out")
         if key.partition(".")[0] in ("data", "encoder", "heads"):
-            raise UserError(f"{key}: self-labeling teaches {source.path}, so it must be {ours[key]}, got {value}")
+            raise UserError(f"{key}: self-labeling teaches {path}, so it must be {ours.get(key)}, got {value}")
 
 
-def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config:
+def second_config(first: Config, path: Path, images: int, overrides: dict[str, Any]) -> Config:
     """Return the config of the second stage: the first run's images, encoder and first head; the paper's schedule.
 
-    Few images get a smaller batch, so that an epoch has as many steps as the paper's, and the learning rate follows
-    it; and they are taught with more care.
+    ``path`` is the first run's folder. Few images get a smaller batch, so that an epoch has as many steps as the
+    paper's, and the learning rate follows it; and they are taught with more care.
     """
-    first = source.config()
     wanted = 2 ** round(math.log2(max(images / STEPS_AN_EPOCH, 1)))
     settings = first.model_dump(mode="json") | {
-        "description": f"self-labeling of {source.path.name}",
+        "description": f"self-labeling of {path.name}",
         "paper": first.paper_selflabel and first.paper_selflabel.model_dump(),
         "paper_selflabel": None,
-        "init_from": str(source.path.resolve()),
+        "init_from": str(path.resolve()),
         "heads": [first.heads[0]],
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
@@ -76,7 +75,7 @@ def second_config(source: Run, images: int, overrides: dict[str, Any]) -> Config
     asked = resolve(merge(settings, overrides))
     if asked.selflabel is None:
         raise UserError("selflabel: None turns off what this command is for; leave it out")
-    check_given(source, resolve(settings), asked)
+    check_given(path, resolve(settings), asked)
     settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
     settings["optim"]["warmup_epochs"] = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
     return resolve(merge(settings, overrides))

@@ -89,7 +89,7 @@ def self_label(
     lesson = first_lesson(source, images, choose_device(device))
     begun = Run.to_resume(out) if resume else None
     if begun is None:
-        config = second_config(source, len(images), overrides or {})
+        config = second_config(source.config(), source.path, len(images), overrides or {})
     else:
         config = begun_config(begun, source, known, overrides or {})
         lesson.check_begun(begun)
@@ -134,6 +134,8 @@ class Lesson:
         if run.has_checkpoint():
             noted_N = run.load_state()["tensors"]["clustering.first_labels"]
             labels_N = choose(self.cosines_NK, self.first.config.loss.temperature).cluster
+            if len(labels_N) != len(noted_N):
+                raise UserError(f"resume: {run.path} began with {len(noted_N):,} images, got {len(labels_N):,}")
             if (other := float((labels_N != noted_N).float().mean())) > OTHER_LABELS:
                 told = f"{other:.0%} of the labels that it gives are others"
                 raise UserError(f"resume: the run that {run.path} was started from changed: {told}; begin a new run")

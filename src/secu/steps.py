@@ -49,8 +49,6 @@ class Step:
         device: torch.device,
         feed: ResidentFeed | None = None,
     ) -> None:
-        # Which convolution is fastest depends on the shape, and shapes never change here: let cuDNN try them once.
-        torch.backends.cudnn.benchmark = True
         self.config, self.source, self.device, self.encoder = config, source, device, encoder
         self.sizes = batch_sizes(len(source), config.optim.batch_size)
         self.rates = torch.zeros(2, device=device)
@@ -244,7 +242,8 @@ def compile_part(part: Callable[..., Any]) -> Callable[..., Any]:
     """
     torch._dynamo.config.recompile_limit = 10_000
     torch._dynamo.config.accumulated_recompile_limit = 100_000
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor\.")  # advice to its own author
+    for advice in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # not for people who have images
+        warnings.filterwarnings("ignore", advice, UserWarning, r"torch\._inductor\.")
     return torch.compile(part, fullgraph=True, dynamic=False)
 
 

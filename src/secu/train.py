@@ -10,7 +10,7 @@ import torch
 from secu.checkpoint import Trained, build, start_from
 from secu.config import Config
 from secu.data import ImageSource
-from secu.engine import Engine, choose_engine, load_compiler
+from secu.engine import Engine, choose_engine, fastest_convolutions, load_compiler
 from secu.errors import UserError
 from secu.feed import ResidentFeed
 from secu.run import Run, void
@@ -86,6 +86,7 @@ def train(
     return train_together([job], images, test=test, device=device, resume=resume, time_limit=time_limit)[0]
 
 
+@fastest_convolutions()
 def train_together(
     jobs: Sequence[Job],
     images: ImageSource,
