@@ -430,17 +430,21 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, source, settings, mes
 # Settings of the second stage
 
 
+def planned(source, images, overrides):
+    return second_config(source.config(), source.path, images, overrides)
+
+
 @pytest.mark.parametrize(
     ("images", "batch"),
     [(1_281_167, 1024), (50_000, 1024), (20_000, 512), (5_000, 128), (1_797, 32), (40, 32), (32, 32), (20, 20)],
 )
 def test_batch_and_learning_rate_follow_the_number_of_images(source, images, batch):
-    optim = second_config(source.config(), source.path, images, {}).optim
+    optim = planned(source, images, {}).optim
     assert (optim.batch_size, optim.epochs, optim.momentum) == (batch, 11 if images > 1_000_000 else 100, 0.9)
     assert optim.lr == pytest.approx(0.1 * batch / 1024)
     assert optim.warmup_epochs == (2 if images > 1_000_000 else 10)
     assert optim.batch_size <= images
-    taught = second_config(source.config(), source.path, images, {}).selflabel
+    taught = planned(source, images, {}).selflabel
     careful = (0.998, "chances", 0.5)
     assert (taught.decay, taught.unsure, taught.kept) == (careful if batch < 1024 else (0, "nothing", 0))
     if 32 < images / 49 < 1024:
@@ -456,20 +460,33 @@ def test_a_run_is_resumed_from_any_folder(tmp_path, source, quick, monkeypatch):
     assert self_label(source, run.path, SHORT, device="cpu", resume=True)[2] is not None
 
 
+@pytest.mark.parametrize(
+    ("asked", "fixed"),
+    [
+        ({}, 10),
+        ({"optim": {"epochs": 60}}, 10),
+        ({"optim": {"epochs": 20}}, 4),
+        ({"optim": {"epochs": 3}}, 0),
+        ({"optim": {"epochs": 3}, "selflabel": {"warmup_epochs": 2}}, 2),
+    ],
+)
+def test_a_shorter_training_has_fewer_epochs_of_fixed_labels(source, asked, fixed):
+    config = planned(source, 5_000, asked)
+    assert config.selflabel.warmup_epochs == fixed
+    assert config.optim.warmup_epochs == min(fixed, config.optim.epochs // 5)
+
+
 def test_what_is_asked_for_wins(source):
     assert source.config().augment.affine is not None
     without = {"augment": {"affine": None}}
-    assert second_config(source.config(), source.path, 5_000, without).augment.affine is None
-    assert second_config(source.config(), source.path, 5_000, {"optim": {"batch_size": 256}}).optim.lr == pytest.approx(
-        0.025
-    )
+    assert planned(source, 5_000, without).augment.affine is None
+    assert planned(source, 5_000, {"optim": {"batch_size": 256}}).optim.lr == pytest.approx(0.025)
     asked = {"optim": {"batch_size": 64, "lr": 0.7, "epochs": 11}, "selflabel": {"smallest": 0.2}}
-    config = second_config(source.config(), source.path, 5_000, asked)
+    config = planned(source, 5_000, asked)
     assert (config.optim.batch_size, config.optim.lr, config.optim.epochs) == (64, 0.7, 11)
     assert config.selflabel.smallest == 0.2
-    assert config.selflabel.warmup_epochs == 10
-    assert second_config(source.config(), source.path, 5_000, {"loss": {"temperature": 0.3}}).loss.temperature == 0.3
-    assert second_config(source.config(), source.path, 5_000, {"seed": 7}).seed == 7
+    assert planned(source, 5_000, {"loss": {"temperature": 0.3}}).loss.temperature == 0.3
+    assert planned(source, 5_000, {"seed": 7}).seed == 7
 
 
 def test_warnings_name_what_got_worse():

@@ -59,7 +59,7 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
         "heads": [first.heads[0]],
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
-        "selflabel": {} if wanted >= LARGEST_BATCH else CAREFUL,
+        "selflabel": {} if wanted >= LARGEST_BATCH else dict(CAREFUL),
         "loss": {"temperature": first.loss.temperature, "hard_label_weight": first.loss.hard_label_weight},
     }
     settings["optim"] = {
@@ -77,5 +77,7 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
         raise UserError("selflabel: None turns off what this command is for; leave it out")
     check_given(path, resolve(settings), asked)
     settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
-    settings["optim"]["warmup_epochs"] = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
+    settings["optim"]["warmup_epochs"] = warm_up = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
+    if asked.optim.epochs != settings["optim"]["epochs"]:  # or a short training would learn fixed labels to its end
+        settings["selflabel"]["warmup_epochs"] = warm_up
     return resolve(merge(settings, overrides))
