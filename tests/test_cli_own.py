@@ -262,7 +262,7 @@ def test_the_time_limit_and_resume(secu, run, tmp_path):
     assert (
         stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; the same command with --resume goes on"
     )
-    assert_one_line(secu("predict", tmp_path / "run", "digits"), "clusters.csv", "stopped early")
+    assert_one_line(secu("predict", tmp_path / "run", "digits"), "clusters.csv", "stopped after 1 of 3 epochs")
     resumed = secu(*arguments, "--resume")
     assert "training on cpu, engine eager, resumed after 1 epochs" in resumed.out.splitlines()
     for name in ("model.safetensors", "assignments.csv"):
