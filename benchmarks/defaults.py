@@ -33,10 +33,10 @@ from sklearn.cluster import KMeans
 from secu.config import Config
 from secu.console import ProgressListener
 from secu.errors import UserError
+from secu.files import is_taken, write_json, write_text
 from secu.fit import Request, fit, plan_for
 from secu.metrics import score
 from secu.plan import Facts, make_plan
-from secu.run import is_taken, write_json, write_text
 from secu.settings import merge, parse_overrides, resolve
 from secu.train import choose_device
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from secu.errors import UserError
-from secu.run import Run, write_atomically, write_json, write_text
+from secu.files import write_atomically, write_json, write_text
+from secu.run import Run
 from secu.second_stage import second_config
 from secu.settings import load_config, merge
 
@@ -42,13 +43,7 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False, whole:
         raise UserError(f"{first.path} was not made by recipe {recipe} as it stands now")
     if not record["finished"]:
         raise UserError(f"{folder} is not finished: {record['epochs_done']} epochs")
-    outcome = json.loads((folder / "selflabel.json").read_text()) if config.selflabel else {}
-    if outcome:
-        images = sum(outcome["after"]["sizes"])
-        usual = second_config(first.config(), first.path, images, {"seed": config.seed})
-        found = {"confidence_temperature": config.loss.confidence_temperature}  # by the run itself, at its end
-        if config.settings() != merge(usual.settings(), {"loss": found}):
-            raise UserError(f"{folder} was not made by secu selflabel as it stands now")
+    outcome = {} if run is first else outcome_of(run, first)
     epochs = [epoch for epoch in run.metrics() if "acc" in epoch]
     name, command = recipe, f"secu train {recipe} --seed {first_seed}"
     if config.selflabel is not None:
@@ -78,6 +73,17 @@ def keep(recipe: str, folder: Path, commit: str, *, shared: bool = False, whole:
     }
     write_json(path, content)
     return path
+
+
+def outcome_of(run: Run, first: Run) -> dict[str, Any]:
+    """Return what self-labeling changed, after checking that it had its usual settings."""
+    outcome: dict[str, Any] = json.loads((run.path / "selflabel.json").read_text())
+    config, images = run.config(), sum(outcome["after"]["sizes"])
+    usual = second_config(first.config(), first.path, images, {"seed": config.seed})
+    found = {"confidence_temperature": config.loss.confidence_temperature}  # by the run itself, at its end
+    if config.settings() != merge(usual.settings(), {"loss": found}):
+        raise UserError(f"{run.path} was not made by secu selflabel as it stands now")
+    return outcome
 
 
 def kept() -> dict[str, list[dict[str, Any]]]:

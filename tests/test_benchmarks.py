@@ -65,12 +65,8 @@ def test_minutes_are_rounded_up(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import results
 
-    assert [results.minutes(seconds) for seconds in ([738.947], [60.0], [60.1], [6.0, 6.0])] == [
-        "12.4",
-        "1.0",
-        "1.1",
-        "0.1",
-    ]
+    assert [results.minutes([seconds]) for seconds in (738.947, 60.0, 60.1)] == ["12.4", "1.0", "1.1"]
+    assert results.minutes([6.0, 12.0]) == "0.2"
 
 
 def test_minutes_are_those_of_runs_that_had_the_device_to_themselves(monkeypatch):
@@ -101,7 +97,8 @@ def test_only_a_finished_run_of_the_recipe_is_kept(monkeypatch, tmp_path):
     import results
 
     from secu.errors import UserError
-    from secu.run import Run, write_json
+    from secu.files import write_json
+    from secu.run import Run
     from secu.settings import load_config
 
     run = Run.create(tmp_path / "run", load_config("digits", ["optim.lr=0.7"]))
@@ -119,7 +116,8 @@ def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(
     import results
 
     from secu.errors import UserError
-    from secu.run import Run, write_json
+    from secu.files import write_json
+    from secu.run import Run
     from secu.second_stage import second_config
     from secu.settings import load_config
 

@@ -94,8 +94,7 @@ def make_step(
     place = torch.device(device)
     model = build(config, len(blobs), blobs.shape, place)
     parts = (model.augmentation, model.encoder, model.clustering)
-    step = step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
-    return model, step
+    return model, step_of(config)(config, blobs, *parts, place, compiled=engine != "eager")
 
 
 def train_for(model: Trained, step: ClusterStep, engine: str, epochs: range):

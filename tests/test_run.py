@@ -12,7 +12,8 @@ from torch import nn
 
 from secu.checkpoint import load_trained
 from secu.errors import UserError
-from secu.run import FILES, Run, write_atomically, write_json, write_text
+from secu.files import write_atomically, write_json, write_text
+from secu.run import FILES, Run
 from secu.settings import load_config
 
 CONFIG = load_config("digits", ["heads=[3]", "optim.epochs=2"])

@@ -178,6 +178,7 @@ def test_the_outcome_agrees_with_the_tables(second, source, digits):
         found = clusters_of(model_run, digits)
         right = matched(digits.targets.numpy(), found.cluster.numpy())
         assert state.calibration_error == pytest.approx(calibration_error(found.confidence.numpy(), right), abs=1e-5)
+        assert state.acc == pytest.approx(right.mean())
         looked = load_trained(model_run, digits.shape, CPU)
         parts = (looked.clustering.head(), digits, torch.arange(240))
         seen = consistency(looked.encoder, views_of, *parts)
@@ -232,6 +233,7 @@ def test_images_whose_classes_are_unknown_have_no_calibration_error(tmp_path, so
         monkeypatch.setattr(f"secu.{module}.load", lambda *_: Images(digits.pixels))
     run, _, outcome = self_label(source, tmp_path / "run", {"optim": {"epochs": 1}}, device="cpu")
     assert (outcome.before.calibration_error, outcome.after.calibration_error) == (None, None)
+    assert (outcome.before.acc, outcome.after.acc) == (None, None)
     assert "acc" not in run.metrics()[-1]
 
 

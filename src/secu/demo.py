@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secu.data import Images, load
+from secu.files import write_json
 from secu.metrics import Scores, score
 from secu.results import write_results
-from secu.run import Run, write_json
+from secu.run import Run
 from secu.settings import load_config
 from secu.train import choose_device, train
 from secu.training import Listener

@@ -31,14 +31,15 @@ from secu.data.own.memory import open_images
 from secu.engine import choose_engine
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, predict
+from secu.files import aside, is_taken, write_json
 from secu.fit import Request, decode_all, nested, plan_for
 from secu.fit import fit as run_fit
 from secu.health import warnings_of
 from secu.metrics import accuracy
-from secu.run import Run, aside, flatten, is_taken, write_json
+from secu.run import Run
 from secu.second_stage import second_config
 from secu.selflabel import self_label as teach_itself
-from secu.settings import merge
+from secu.settings import flatten, merge
 from secu.tables import OURS
 from secu.train import choose_device
 

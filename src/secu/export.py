@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from secu.checkpoint import load_trained
 from secu.errors import UserError
 from secu.evaluate import Predictor
-from secu.run import Run, write_atomically
+from secu.files import write_atomically
+from secu.run import Run
 
 
 class Exported(nn.Module):

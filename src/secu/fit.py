@@ -16,9 +16,10 @@ from secu.data.own import OwnImages, Source, decoded_in_batches, open_source, pr
 from secu.data.own.cache import Progress
 from secu.data.own.known import Known, changes, remember
 from secu.errors import UserError
+from secu.files import void, write_json
 from secu.plan import Facts, Plan, make_plan
 from secu.results import Results, write_results
-from secu.run import Run, void, write_json
+from secu.run import Run
 from secu.settings import merge, nest, resolve
 from secu.train import check, choose_device, train
 from secu.training import Listener

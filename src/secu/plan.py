@@ -9,8 +9,7 @@ from typing import Any
 
 from secu.config import Config
 from secu.errors import UserError
-from secu.run import flatten
-from secu.settings import merge, resolve
+from secu.settings import flatten, merge, resolve
 
 MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images a cluster teaches noise

@@ -16,7 +16,8 @@ from secu.data.own import Skipped, Source, decoded_in_batches, needs_decoding
 from secu.data.own.cache import Progress
 from secu.errors import UserError
 from secu.evaluate import Predictions, Predictor, best_two
-from secu.run import Run, write_atomically
+from secu.files import write_atomically
+from secu.run import Run
 from secu.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train import choose_device
 

@@ -16,10 +16,11 @@ from secu.data import ImageSource
 from secu.data.own import OwnImages, ids_of, pictures_of, printable
 from secu.errors import UserError
 from secu.evaluate import Predictions, embed, outlier_limits, predict, score_clusters
+from secu.files import void, write_atomically
 from secu.health import warnings_of
 from secu.metrics import Scores
 from secu.report import ReportData, write_report
-from secu.run import Run, void, write_atomically
+from secu.run import Run
 from secu.tables import Table, make_table, table_writer
 
 TILE, GAP, MARGIN = 64, 4, 92  # pixels of the exemplar picture

@@ -7,8 +7,8 @@ from typing import Any
 from secu.config import Config
 from secu.data.own.known import Known, changes
 from secu.errors import UserError
-from secu.run import Run, flatten
-from secu.settings import merge, resolve
+from secu.run import Run
+from secu.settings import flatten, merge, resolve
 
 STEPS_AN_EPOCH = 49  # what a batch of 1,024 makes of CIFAR-10's 50,000 images
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 32

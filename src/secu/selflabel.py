@@ -21,10 +21,11 @@ from secu.data import ImageSource, load
 from secu.data.own import OwnImages
 from secu.data.own.known import Known
 from secu.errors import UserError
-from secu.evaluate import Consistency, calibration, choose, consistency, embed, find_temperature
+from secu.evaluate import Consistency, calibration, choose, consistency, embed, find_temperature, score_clusters
+from secu.files import void, write_json
 from secu.fit import images_of
 from secu.results import write_results
-from secu.run import Run, void, write_json
+from secu.run import Run
 from secu.second_stage import begun_config, second_config
 from secu.teaching import Teaching
 from secu.train import check, choose_device, train
@@ -47,6 +48,7 @@ class State:
     largest: int
     smallest: int
     calibration_error: float | None  # on images whose true class is known
+    acc: float | None = None  # of them, too
 
 
 @dataclass(frozen=True)
@@ -216,13 +218,14 @@ def state(
 ) -> tuple[State, Tensor]:
     """Say what there is to say of a model's labels of the images, which are returned, too, by the images' cosines.
 
-    Calibration is that of the images to score on, where these are others.
+    Calibration and ACC are those of the images to score on, where these are others.
     """
     centers_KD, temperature = model.clustering.head(), model.config.loss.prediction_temperature
     found = told = choose(cosines_NK, temperature)
     sizes = torch.bincount(found.cluster, minlength=len(centers_KD)).tolist()
     if scored is not None:
         told = choose(embed(model.encoder, model.augmentation, scored) @ centers_KD.T, temperature)
+    scores = score_clusters(scored or images, told.cluster)
     return State(
         information=seen.information,
         agreement=seen.agreement,
@@ -232,6 +235,7 @@ def state(
         largest=max(sizes),
         smallest=min(sizes),
         calibration_error=calibration(scored or images, told),
+        acc=scores.acc if scores else None,
     ), found.cluster
 
 

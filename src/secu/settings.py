@@ -74,6 +74,14 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested settings into dotted ones."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def resolve(settings: Mapping[str, Any]) -> Config:
     """Validate settings into a Config; the first thing wrong becomes one line for the user."""
     try:

@@ -21,8 +21,9 @@ from secu.data.own.folders import spelled_out
 from secu.data.own.tables import separator
 from secu.errors import UserError
 from secu.evaluate import embed, predict
+from secu.files import aside, void
 from secu.fit import images_of
-from secu.run import Run, aside, void
+from secu.run import Run
 from secu.train import choose_device
 
 SAFE = re.compile(r"[^\w.\-]+")

@@ -13,7 +13,8 @@ from secu.data import ImageSource
 from secu.engine import Engine, choose_engine, fastest_convolutions, load_compiler
 from secu.errors import UserError
 from secu.feed import ResidentFeed
-from secu.run import Run, void
+from secu.files import void
+from secu.run import Run
 from secu.training import Job, Listener, Training, nothing
 
 CHECKPOINT_SECONDS = 60  # what a crash may cost, besides the epoch in flight

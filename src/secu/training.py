@@ -18,7 +18,8 @@ from secu.data import ImageSource
 from secu.errors import UserError
 from secu.evaluate import embed, predict, score_clusters
 from secu.feed import ResidentFeed
-from secu.run import Run, void, write_json
+from secu.files import void, write_json
+from secu.run import Run
 from secu.steps import step_of
 
 BEST = "best.safetensors"  # the model of self-labeling's last good epoch so far

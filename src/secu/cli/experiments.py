@@ -142,7 +142,7 @@ def selflabel(
         values = [before, getattr(outcome.after, name)]
         if values[0] is not None:
             table.add_row(
-                name.replace("_", " "),
+                "ACC" if name == "acc" else name.replace("_", " "),
                 *(f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in values),
             )
     console.print(table)

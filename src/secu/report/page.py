@@ -18,10 +18,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from secu.config import Config
+from secu.files import write_text
 from secu.report.build import content, summarize
 from secu.report.data import ReportData
 from secu.report.thumbnails import LEVELS, make_sheets
-from secu.run import write_text
 
 BUDGET = 9_500_000  # bytes of the whole file
 LEAST = 400_000  # bytes that are left to the pictures even where names of monstrous length take all of that
