@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint docs format clean
 
 demo: $(VENV)/ready
 	$(BIN)/secu demo
@@ -17,16 +17,19 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/ready
+	$(BIN)/zensical build --clean --strict
+
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Set-up is redone when what is installed changes. The stamp is written last, so that a broken set-up is not taken for done.
+# The set-up is repeated when what is installed changes. The stamp is written last, so that a failed set-up is not taken as done.
 $(VENV)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "secu needs Python 3.11 or newer, got " + sys.version.split()[0])'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "secu needs Python 3.11.4 or newer, got " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

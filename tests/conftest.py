@@ -1,8 +1,21 @@
-"""Shared by all tests."""
+"""Shared by all tests.
+
+Finished runs that every test may read. They are made once per session; copy the folder before changing anything:
+
+- ``tiny_pictures``: a folder of 120 digits as PNG files, in one folder for each of 0, 1 and 4
+- ``tiny_fit``: the run of ``secu fit`` on them with labels="folder"; heads of 3 and 6 clusters, 3 epochs of 4 steps
+- ``tiny_digits``: the run of the recipe ``digits``, heads of 10 and 20 clusters, the initial epoch and one more
+
+Fixtures that change how tests run, for ``pytest.mark.usefixtures``:
+
+- ``own_cache``: decoded images stay out of the user's cache
+- ``quick_map``: the report lays out its map by PCA, as t-SNE takes 10 seconds for all digits
+"""
 
 import os
 import signal
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -33,3 +46,41 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; what
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes a minute or more; run by default, left out by -m 'not slow'")
+
+
+@pytest.fixture(scope="session")
+def tiny_pictures(tmp_path_factory):
+    from own_images import write_folder
+
+    return write_folder(tmp_path_factory.mktemp("tiny") / "pictures", 120)
+
+
+@pytest.fixture(scope="session")
+def tiny_fit(tmp_path_factory, tiny_pictures):
+    from own_images import fitted
+
+    return fitted(tmp_path_factory.mktemp("tiny-fit"), tiny_pictures, labels="folder", report=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_digits(tmp_path_factory):
+    from secu.apps.pipeline import Request
+    from secu.apps.recipe import run_recipes
+    from secu.settings import load_config
+    from secu.train.listener import Listener
+
+    short = ["heads=[10,20]", "optim.epochs=1", "optim.batch_size=256", "encoder.dim=8"]
+    request = Request(load_config("digits", short), tmp_path_factory.mktemp("tiny-digits") / "run", Listener())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secu.results.report.layout.LEAST_POINTS", 10**9)
+        return run_recipes([request], device="cpu")[0].run
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path_factory.getbasetemp() / "shared-cache"))
+
+
+@pytest.fixture
+def quick_map(monkeypatch):
+    monkeypatch.setattr("secu.results.report.layout.LEAST_POINTS", 10**9)

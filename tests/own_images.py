@@ -1,4 +1,4 @@
-"""Pictures as a user has them, for the tests of own images: digits as PNG files, an array, a manifest, an archive."""
+"""Pictures as a user has them, for tests: digits as PNG files, an array, a manifest, an archive; and short fits."""
 
 import csv
 import zipfile
@@ -7,28 +7,30 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from secu.apps.fit import FitRequest, fit, prepare
+from secu.apps.pipeline import Finished
+from secu.config import DataConfig
 from secu.data import load
-from secu.fit import Request, fit
-from secu.run import Run
+from secu.train.run import Run
 
 SHORT = {"optim": {"epochs": 2, "warmup_epochs": 0}, "encoder": {"dim": 8}}
 
 
 def digits(count: int = 200, kinds: tuple[int, ...] = (0, 1, 4)) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels (N, 8, 8) and digits (N,) of a few kinds."""
-    images = load("digits", "all")
+    images = load(DataConfig(source="dataset:digits"))
     assert images.targets is not None
     targets = images.targets.numpy()
     chosen = np.flatnonzero(np.isin(targets, kinds))[:count]
     return images.fetch(chosen)[:, 0].numpy(), targets[chosen]
 
 
-def write_folder(folder: Path, count: int = 200, *, colour: bool = False) -> Path:
+def write_folder(folder: Path, count: int = 200, *, color: bool = False) -> Path:
     """Write digits as PNG files in a folder for each digit."""
     for number, (pixels, target) in enumerate(zip(*digits(count), strict=True)):
         (folder / str(target)).mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(pixels)
-        if colour:
+        if color:
             image = Image.merge("RGB", (image, Image.fromarray(255 - pixels), image))
         image.save(folder / str(target) / f"{number}.png")
     return folder
@@ -54,16 +56,26 @@ def write_zip(path: Path, folder: Path) -> Path:
     return path
 
 
-def request_of(source: Path | str, clusters: int = 3, **more) -> Request:
-    """Return the request of a short training on the CPU."""
-    return Request(str(source), clusters, **{"overrides": SHORT, "device": "cpu", **more})
+def request_of(source: Path | str, clusters: int = 3, **more) -> FitRequest:
+    """Return the request for a short run on the CPU."""
+    return FitRequest(str(source), clusters, **{"overrides": SHORT, "device": "cpu", **more})
 
 
-def fitted(folder: Path, source: Path | str, clusters: int = 3, **more) -> Run:
-    """Train for a moment and return the run, which lies in the folder; so does the cache."""
-    run, model, _ = fit(request_of(source, clusters, cache=folder / "cache", **more), folder / "run")
-    assert model.finished
-    return run
+def fit_now(request: FitRequest, out: Path, *, resume: bool = False, force: bool = False, **more) -> Finished:
+    """Prepare and fit, as ``secu fit`` does."""
+    Run.check_free(out, resume=resume, force=force)
+    before = Run.to_resume(out) if resume else None
+    return fit(prepare(request, before), out, resume=resume, force=force, **more)
+
+
+def fitted(folder: Path, source: Path | str, clusters: int = 3, *, report: bool = False, **more) -> Run:
+    """Train for a moment and return the run, which lies in the folder; so does the cache.
+
+    Without a report it takes half as long.
+    """
+    finished = fit_now(request_of(source, clusters, cache=folder / "cache", **more), folder / "run", report=report)
+    assert finished.results is not None
+    return finished.run
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -73,5 +85,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def tree(folder: Path) -> list[str]:
-    """Return all that lies in a folder."""
+    """Return everything in a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,7 +1,7 @@
 """Every operation of pixels.py against pillow, image by image, with the same parameters.
 
-Tolerances are in levels of 255. Pillow rounds or cuts off to whole levels, once an operation at least, so 1 to 2 levels
-is what a right formula reaches; where more is allowed, the test says why and an exact oracle stands beside it.
+Tolerances are in levels of 255. Pillow rounds or truncates to whole levels at least once per operation, so a correct
+formula agrees to 1 or 2 levels. Where more is allowed, the test says why and there is an exact oracle as well.
 """
 
 import colorsys
@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
-from secu import pixels as ops
+from secu.views import pixels as ops
 
 SIZES = [(32, 32), (20, 36), (8, 8)]
 COUNT = 12
@@ -48,7 +48,7 @@ def from_pillow(image: Image.Image) -> Tensor:
 
 
 def levels(ours: Tensor, theirs: list[Image.Image]) -> Tensor:
-    """Return how far apart two batches of images are, in levels."""
+    """Return the absolute difference of two batches of images, in levels."""
     expected = torch.stack([from_pillow(image) for image in theirs])
     assert ours.shape == expected.shape
     assert ours.min() >= -1e-5
@@ -73,7 +73,8 @@ def random_boxes(size: tuple[int, int]) -> Tensor:
 @channels
 @pytest.mark.parametrize("out", [(32, 32), (12, 12), (9, 30)])
 def test_crop(images_of: ImagesOf, size: tuple[int, int], channels: int, out: tuple[int, int]) -> None:
-    images, boxes = images_of(size, channels), random_boxes(size)
+    images = images_of(size, channels)
+    boxes = random_boxes(size)
     theirs = [
         to_pillow(image).crop(tuple(box.int().tolist())).resize(out[::-1], Image.Resampling.BILINEAR)
         for image, box in zip(images, boxes, strict=True)
@@ -82,8 +83,9 @@ def test_crop(images_of: ImagesOf, size: tuple[int, int], channels: int, out: tu
 
 
 @sizes
-def test_crop_with_left_and_right_exchanged_mirrors(size: tuple[int, int]) -> None:
-    images, boxes = noise(size, 3), random_boxes(size)
+def test_crop_with_left_and_right_swapped_mirrors(size: tuple[int, int]) -> None:
+    images = noise(size, 3)
+    boxes = random_boxes(size)
     mirrored = ops.crop(images, boxes[:, [2, 1, 0, 3]], (16, 16))
     torch.testing.assert_close(mirrored, ops.crop(images, boxes, (16, 16)).flip(-1))
 
@@ -98,18 +100,17 @@ def test_crop_of_the_whole_image_in_its_own_size_changes_nothing() -> None:
 @channels
 def test_affine(images_of: ImagesOf, size: tuple[int, int], channels: int) -> None:
     images = images_of(size, channels)
-    (height, width), margin = size, 64
+    height, width = size
+    margin = 64
     matrices = ops.affine_matrix(uniform(-0.4, 0.4, 6), size)
     theirs = []
     for image, ((a, b, c), (d, e, f)) in zip(images, matrices.double().tolist(), strict=True):
-        # Pillow repeats the edge pixels for half a pixel where we fade to black: a black margin makes it fade, too.
-        coefficients = (
-            *(a, b * width / height, width / 2 * (1 + c - a - b) + margin),
-            *(d * height / width, e, height / 2 * (1 + f - d - e) + margin),
-        )
+        # Pillow repeats the edge pixels for half a pixel where we fade to black; with a black margin it fades, too.
+        row_x = (a, b * width / height, width / 2 * (1 + c - a - b) + margin)
+        row_y = (d * height / width, e, height / 2 * (1 + f - d - e) + margin)
         framed = ImageOps.expand(to_pillow(image), margin)
         theirs.append(
-            framed.transform((width, height), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+            framed.transform((width, height), Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR)
         )
     assert levels(ops.affine(images, matrices), theirs).max() < 1.1
 
@@ -145,16 +146,18 @@ ENHANCERS = {
 @channels
 @pytest.mark.parametrize("name", ENHANCERS)
 def test_brightness_contrast_saturation(images_of: ImagesOf, size: tuple[int, int], channels: int, name: str) -> None:
-    images, factor = images_of(size, channels), uniform(0.2, 1.8)
+    images = images_of(size, channels)
+    factor = uniform(0.2, 1.8)
     theirs = [ENHANCERS[name](to_pillow(i)).enhance(f) for i, f in zip(images, factor.tolist(), strict=True)]
-    # Pillow cuts the result off (1 level) and rounds the grey it blends with (half a level, times at most 0.8).
-    assert levels(ops.COLOUR_OPERATIONS[name](images, factor), theirs).max() < 1.5
+    # Pillow truncates the result (1 level) and rounds the gray it blends with (half a level, times at most 0.8).
+    assert levels(ops.COLOR_OPERATIONS[name](images, factor), theirs).max() < 1.5
 
 
 @images_of
 @sizes
-def test_hue_against_the_textbook(images_of: ImagesOf, size: tuple[int, int]) -> None:
-    images, shifts = images_of(size, 3), uniform(-0.5, 0.5)
+def test_hue_equals_the_standard_librarys(images_of: ImagesOf, size: tuple[int, int]) -> None:
+    images = images_of(size, 3)
+    shifts = uniform(-0.5, 0.5)
     for image, shift, ours in zip(images, shifts.tolist(), ops.hue(images, shifts), strict=True):
         for pixel, changed in zip(image.flatten(1).T.tolist(), ours.flatten(1).T.tolist(), strict=True):
             turn, strength, value = colorsys.rgb_to_hsv(*pixel)
@@ -164,7 +167,8 @@ def test_hue_against_the_textbook(images_of: ImagesOf, size: tuple[int, int]) ->
 @images_of
 @sizes
 def test_hue(images_of: ImagesOf, size: tuple[int, int]) -> None:
-    images, shifts = images_of(size, 3), uniform(-0.1, 0.1)
+    images = images_of(size, 3)
+    shifts = uniform(-0.1, 0.1)
     theirs = []
     for image, shift in zip(images, shifts.tolist(), strict=True):
         turn, strength, value = to_pillow(image).convert("HSV").split()
@@ -172,27 +176,28 @@ def test_hue(images_of: ImagesOf, size: tuple[int, int]) -> None:
         theirs.append(
             Image.merge("HSV", (Image.fromarray((turned % 256).astype(np.uint8)), strength, value)).convert("RGB")
         )
-    # Pillow cuts hue off to 1/255 of the circle and so does its shift; a channel runs through its range in 1/6 of it.
+    # Pillow truncates hue and shift to 1/255 of the circle, and a channel covers its whole range within 1/6 of it.
     difference = levels(ops.hue(images, shifts), theirs)
     assert difference.max() < 12
     assert difference.mean() < 2
 
 
-def test_neutral_colour_operations_change_nothing() -> None:
-    images, one = noise((20, 36), 3), torch.ones(COUNT)
+def test_neutral_color_operations_change_nothing() -> None:
+    images = noise((20, 36), 3)
+    one = torch.ones(COUNT)
     for name in ENHANCERS:
-        assert torch.equal(ops.COLOUR_OPERATIONS[name](images, one), images)
+        assert torch.equal(ops.COLOR_OPERATIONS[name](images, one), images)
     torch.testing.assert_close(ops.hue(images, 0 * one), images)
 
 
 @images_of
 @sizes
-def test_grey(images_of: ImagesOf, size: tuple[int, int]) -> None:
+def test_gray(images_of: ImagesOf, size: tuple[int, int]) -> None:
     images = images_of(size, 3)
     chosen = torch.arange(COUNT) % 3 == 0
     pillows = [to_pillow(image) for image in images]
     theirs = [ImageOps.grayscale(p).convert("RGB") if c else p for p, c in zip(pillows, chosen, strict=True)]
-    assert levels(ops.grey(images, chosen), theirs).max() < 0.6
+    assert levels(ops.gray(images, chosen), theirs).max() < 0.6
 
 
 @images_of
@@ -208,7 +213,8 @@ def test_solarize(images_of: ImagesOf, size: tuple[int, int], channels: int) -> 
 @sizes
 @channels
 def test_blur_is_a_gaussian_with_extended_edges(size: tuple[int, int], channels: int) -> None:
-    images, sigma = noise(size, channels), uniform(0.1, 2)
+    images = noise(size, channels)
+    sigma = uniform(0.1, 2)
     for image, s, ours in zip(images.double().numpy(), sigma.tolist(), ops.blur(images, sigma, 8), strict=True):
         rows = gaussian_filter1d(image, s, axis=1, mode="nearest", radius=8)
         np.testing.assert_allclose(ours, gaussian_filter1d(rows, s, axis=2, mode="nearest", radius=8), atol=1e-5)
@@ -218,23 +224,24 @@ def test_blur_is_a_gaussian_with_extended_edges(size: tuple[int, int], channels:
 @sizes
 @channels
 def test_blur(images_of: ImagesOf, size: tuple[int, int], channels: int) -> None:
-    # Under half a pixel a sampled Gaussian is next to nothing, pillow's boxes are not: the draw starts above that.
-    images, sigma = images_of(size, channels), uniform(0.5, 2)
+    # Below half a pixel a sampled Gaussian has almost no effect, but pillow's boxes do: the draw starts above that.
+    images = images_of(size, channels)
+    sigma = uniform(0.5, 2)
     theirs = []
     for image, s in zip(images, sigma.tolist(), strict=True):
-        # Pillow repeats the edge before each of its three box filters, we do once before the Gaussian: a frame of
-        # repeated pixels makes pillow do the same.
+        # Pillow repeats the edge before each of its three box filters, we do so once before the Gaussian; with a frame
+        # of repeated pixels pillow does the same.
         framed = to_pillow(torch.nn.functional.pad(image.unsqueeze(0), (8, 8, 8, 8), mode="replicate")[0])
         theirs.append(framed.filter(ImageFilter.GaussianBlur(s)).crop((8, 8, 8 + size[1], 8 + size[0])))
     difference = levels(ops.blur(images, sigma, 8), theirs)
-    # Three box filters have the Gaussian's variance but not its shape: no matter but in noise, where the blur itself
-    # moves pixels by 50 levels on average.
+    # Three box filters have the Gaussian's variance but not its shape. This matters only in noise, where the blur
+    # itself changes pixels by 50 levels on average.
     limit, mean_limit = {smooth: (3.5, 1.0), noise: (18.0, 3.0)}[images_of]
     assert difference.max() < limit
     assert difference.mean() < mean_limit
 
 
-def test_blur_of_nothing_is_the_identity_for_that_image_alone() -> None:
+def test_a_blur_of_zero_is_the_identity_for_that_image_alone() -> None:
     images = noise((20, 36), 3)
     sigma = torch.where(torch.arange(COUNT) % 2 == 0, 0.0, 1.5)
     blurred = ops.blur(images, sigma, 8)
@@ -242,16 +249,16 @@ def test_blur_of_nothing_is_the_identity_for_that_image_alone() -> None:
     assert (blurred[1::2] - images[1::2]).abs().amax(dim=(1, 2, 3)).min() > 0.1
 
 
-def test_every_image_has_its_own_order_of_colour_operations() -> None:
+def test_every_image_has_its_own_order_of_color_operations() -> None:
     orders = list(permutations(range(4)))
     images = noise((8, 8), 3)[:1].expand(24, -1, -1, -1)
-    names = list(ops.COLOUR_OPERATIONS)
+    names = list(ops.COLOR_OPERATIONS)
     amounts = torch.tensor([[1.5, 0.5, 1.8, 0.2]]) + 0.01 * torch.arange(24).view(-1, 1)
-    ours = ops.colour_jitter(images, names, amounts, torch.tensor(orders))
+    ours = ops.color_jitter(images, names, amounts, torch.tensor(orders))
     for number, order in enumerate(orders):
         expected = images[:1]
         for k in order:
-            expected = ops.COLOUR_OPERATIONS[names[k]](expected, amounts[number, k])
+            expected = ops.COLOR_OPERATIONS[names[k]](expected, amounts[number, k])
         torch.testing.assert_close(ours[number : number + 1], expected)
     distances = torch.cdist(ours.flatten(1), ours.flatten(1)) + torch.eye(24)
     assert distances.min() > 0.01

@@ -1,4 +1,4 @@
-"""What measures the rules for own images: it runs at tiny sizes, takes the images it says, and keeps no trial."""
+"""What measures the default rules: it runs at tiny sizes, takes the images that it names, and keeps no trial."""
 
 import argparse
 import gzip
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from secu.data.own import open_source
+from secu.apps.plan import Facts, make_plan
+from secu.data import open_source
 from secu.errors import UserError
-from secu.plan import Facts, make_plan
 from secu.settings import merge
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def write_fashion(folder: Path, count: int = 400) -> Path:
-    """Write as many images as numbers: an image's pixels hold its number, its group is the number's last digit."""
+    """Write images whose pixels hold their number, and whose group is the last digit of that number."""
     number = np.arange(count, dtype=">u2")
     pixels = np.tile(number.view(np.uint8).reshape(-1, 1, 2), (1, 28, 14))
     for name, array in {"images-idx3": pixels, "labels-idx1": (number % 10).astype(np.uint8)}.items():
@@ -54,7 +54,7 @@ def write_fashion(folder: Path, count: int = 400) -> Path:
 
 
 def write_cifar10(folder: Path, count: int = 60) -> Path:
-    """Write five files of random images, whose labels go round."""
+    """Write five files of random images, with all labels in turn."""
     (folder / "cifar-10-batches-bin").mkdir()
     for number in range(1, 6):
         records = np.random.default_rng(number).integers(0, 256, (count, 3073), np.uint8)
@@ -86,13 +86,15 @@ def test_a_trial_is_written_beside_its_run_and_not_kept(tmp_path):
     assert 0 <= record["smallest"] <= 12 <= record["largest"] <= 120
     assert record["kmeans"]["acc"] > 0.5
     assert record["acc"] > 0
+    kept = json.loads((ROOT / "benchmarks" / "results" / "defaults-digits-cpu-0.json").read_text())
+    assert list(record) == list(kept)
     assert record["decode_seconds"] > 0
     assert record["seconds"] > 0
     assert str(tmp_path) not in json.dumps(record)
     assert sorted((ROOT / "benchmarks" / "results").iterdir()) == before
 
 
-def test_a_folder_that_holds_something_and_a_wrong_word_are_refused(tmp_path):
+def test_a_folder_that_is_not_empty_and_an_unknown_word_are_refused(tmp_path):
     (tmp_path / "note.txt").touch()
     assert "exists; name a folder" in run("digits", "--out", str(tmp_path)).stderr
     done = run("digits", "--out", str(tmp_path / "new"), "--epoch")
@@ -121,7 +123,7 @@ def test_groups_of_uneven_sets_fall_to_a_tenth(data_sets, tmp_path):
     assert len(data_sets.take("fashion-uneven", write_fashion(tmp_path), 100).targets) in range(90, 101)
 
 
-def test_vehicles_are_told_from_animals(data_sets, tmp_path):
+def test_vehicles_and_animals_are_two_groups(data_sets, tmp_path):
     pictures = data_sets.take("cifar10-vehicles", write_cifar10(tmp_path), 100)
     every = data_sets.take("cifar10-5000", tmp_path, 100)
     assert pictures.names == ("animal", "vehicle")
@@ -183,11 +185,11 @@ def test_the_table_has_a_row_for_each_set_and_device(defaults):
         defaults.as_table([[result(defaults), changed]])
 
 
-def test_a_row_by_earlier_rules_says_so(defaults):
+def test_a_row_made_under_earlier_rules_says_so(defaults):
     for old in ({"optim": {"epochs": 7}}, {"centers": {"a setting that is gone": 1}}):
         record = result(defaults)
         row = defaults.as_table([[record | {"config": merge(record["config"], old)}]]).splitlines()[-1]
-        assert row.endswith("| abcdef0, by rules of then |")
+        assert row.endswith("| abcdef0, under earlier rules |")
 
 
 def test_the_page_is_made_from_the_kept_results(monkeypatch):

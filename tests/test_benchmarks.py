@@ -1,4 +1,4 @@
-"""The benchmarks run on the CPU at tiny sizes, so that nobody's first try fails on a GPU; kept results stay true."""
+"""The benchmarks run on the CPU at tiny sizes, so that no first trial fails on a GPU; tables follow kept results."""
 
 import json
 import subprocess
@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from secu.apps.selflabel import second_config
+from secu.errors import UserError
+from secu.settings import load_config, resolve, with_shape
+from secu.train.files import write_json
+from secu.train.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["encoder.backbone=small", "heads=[4,6]", "optim.batch_size=16"]
@@ -53,26 +59,25 @@ def test_ordinary_pipeline(tmp_path):
     assert report["times_faster"] == pytest.approx(report["epoch_seconds"] / report["engine_epoch_seconds"], rel=0.5)
 
 
-def test_nothing_is_rounded_up(monkeypatch):
+@pytest.fixture
+def results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import results
 
+    return results
+
+
+def test_nothing_is_rounded_up(results):
     assert [results.spread([share]) for share in (0.8775, 0.979999, 0.29, 1.0)] == ["87.75", "97.99", "29.00", "100.00"]
     assert results.spread([0.9, 0.90009]) == "90.00 ± 0.01"
 
 
-def test_minutes_are_rounded_up(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results
-
+def test_minutes_are_rounded_up(results):
     assert [results.minutes([seconds]) for seconds in (738.947, 60.0, 60.1)] == ["12.4", "1.0", "1.1"]
     assert results.minutes([6.0, 12.0]) == "0.2"
 
 
-def test_minutes_are_those_of_runs_that_had_the_device_to_themselves(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results
-
+def test_minutes_are_those_of_runs_that_had_the_device_to_themselves(results):
     common = {"acc": 0.5, "nmi": 0.5, "ari": 0.5, "device": "cuda", "config": {"paper": None}}
     alone = common | {"seed": 0, "seconds": 600.0, "shared": False}
     beside = common | {"seed": 1, "seconds": 600.0, "shared": False, "beside": 1}
@@ -81,10 +86,7 @@ def test_minutes_are_those_of_runs_that_had_the_device_to_themselves(monkeypatch
     assert [table.splitlines()[-1].split(" | ")[-2] for table in tables] == ["7.5", "100.0, shared"]
 
 
-def test_readme_and_csv_are_made_from_the_kept_runs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results
-
+def test_readme_and_csv_are_made_from_the_kept_runs(results):
     runs = results.kept()
     readme = (ROOT / "README.md").read_text()
     assert runs
@@ -92,54 +94,88 @@ def test_readme_and_csv_are_made_from_the_kept_runs(monkeypatch):
     assert (results.KEPT / "results.csv").read_text() == results.as_csv(runs)
 
 
-def test_only_a_finished_run_of_the_recipe_is_kept(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results
+def test_the_settings_of_kept_runs_are_still_read(results):
+    """They are spelled as they were when the run was made."""
+    for records in results.kept().values():
+        for record in records:
+            config = resolve(record["config"])
+            assert config.method == ("selflabel" if record["recipe"].endswith("-selflabel") else "secu")
+            assert config.data.source == f"dataset:{record['recipe'].partition('-')[0]}"
 
-    from secu.errors import UserError
-    from secu.files import write_json
-    from secu.run import Run
-    from secu.settings import load_config
 
+def test_the_picture_shows_every_run_that_was_alone_on_a_gpu(results, tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    epochs = [{"seconds": 60.0, "acc": 0.5}, {"seconds": 120.0, "acc": 0.6}]
+    common = {"acc": 0.6, "device": "cuda (x)", "epochs": epochs, "seconds": 120.0, "shared": False}
+    first = common | {"seed": 1}
+    second = common | {"seed": 2, "first_seed": 1, "shared": True}
+    other = common | {"seed": 3, "beside": 1}
+    slow = common | {"seed": 4, "device": "cpu (x)"}
+    drawn = []
+    plot = pyplot.Axes.plot
+
+    def noted(axes, *values, **style):
+        drawn.append((values, style["label"]))
+        return plot(axes, *values, **style)
+
+    monkeypatch.setattr(pyplot.Axes, "plot", noted)
+    results.draw({"a": [first, other, slow], "a-selflabel": [second]}, tmp_path / "picture.png")
+    assert [label for _, label in drawn] == ["a, seed 1: 60.00", "a-selflabel, seed 2 from 1: 60.00, GPU shared"]
+    assert drawn[0][0] == ([1.0, 2.0], [50.0, 60.0], "-")
+    assert drawn[1][0][0] == [3.0, 4.0]  # after its first run
+    assert (tmp_path / "picture.png").is_file()
+
+
+PLACE = {"device": "cpu (one)", "engine": "graph", "versions": {}, "seconds": 60.0, "threads": 1}
+SIZES = {"largest": 900, "smallest": 897}
+LAST = {"epoch": 99, "seconds": 60.0, "acc": 0.9, "nmi": 0.8, "ari": 0.7, "loss": 0.1, **SIZES}
+
+
+def test_only_a_finished_run_of_the_recipe_is_kept(results, monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "KEPT", tmp_path)
     run = Run.create(tmp_path / "run", load_config("digits", ["optim.lr=0.7"]))
+    with pytest.raises(UserError, match=r"not finished: it has no run\.json"):
+        results.keep("digits", run.path, "abc")
     write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
     with pytest.raises(UserError, match="not made by recipe digits"):
         results.keep("digits", run.path, "abc")
-    run = Run.create(tmp_path / "other", load_config("digits"))
+    # A run states the shape of its images, a recipe leaves it to the data.
+    run = Run.create(tmp_path / "other", with_shape(load_config("digits"), (1, 8, 8)))
     write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
     with pytest.raises(UserError, match="not finished: 3 epochs"):
         results.keep("digits", run.path, "abc")
+    run.add_metrics(LAST)
+    write_json(run.path / "run.json", {"finished": True, "seed": 0, **PLACE})
+    path = results.keep("digits", run.path, "abc", whole=70.0)
+    assert path == tmp_path / "digits-0.json"
+    kept = json.loads(path.read_text())
+    old = json.loads((ROOT / "benchmarks" / "results" / "digits-0.json").read_text())
+    assert list(kept) == list(old)
+    assert kept["epochs"][0].keys() == old["epochs"][0].keys()
+    assert (kept["acc"], kept["whole_seconds"], kept["commit"]) == (0.9, 70.0, "abc")
+    assert kept["command"] == "export OMP_NUM_THREADS=1; secu train digits --seed 0"
 
 
-def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results
-
-    from secu.errors import UserError
-    from secu.files import write_json
-    from secu.run import Run
-    from secu.second_stage import second_config
-    from secu.settings import load_config
-
+def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(results, monkeypatch, tmp_path):
     monkeypatch.setattr(results, "KEPT", tmp_path)
     first = Run.create(tmp_path / "first", load_config("digits", ["seed=1"]))
-    sizes = {"largest": 900, "smallest": 897}
-    epoch = {"epoch": 99, "seconds": 60.0, "acc": 0.9, "nmi": 0.8, "ari": 0.7, "loss": 0.1, **sizes}
-    place = {"device": "cpu (one)", "engine": "graph", "versions": {}, "seconds": 60.0, "threads": 1}
 
-    def second(name, settings):
+    def second(name, settings, outcome="outcome.json"):
         run = Run.create(tmp_path / name, second_config(first.config(), first.path, 1797, settings))
         run.amend({"loss": {"confidence_temperature": 0.07}})  # as self-labeling does when it has calibrated the model
-        run.add_metrics(epoch)
-        write_json(run.path / "run.json", {"finished": True, "seed": run.config().seed, **place})
-        write_json(run.path / "selflabel.json", {"after": {"sizes": [900, 897], **sizes}})
+        run.add_metrics(LAST)
+        write_json(run.path / "run.json", {"finished": True, "seed": run.config().seed, **PLACE})
+        write_json(run.path / outcome, {"after": {"sizes": [900, 897], **SIZES}})
         return run.path
 
-    paths = [results.keep("digits", second(f"seed-{seed}", {"seed": seed}), "abc") for seed in (1, 2)]
+    one = second("seed-1", {"seed": 1}, "selflabel.json")  # its name in runs of version 0.1
+    two = second("seed-2", {"seed": 2})
+    paths = [results.keep("digits", path, "abc") for path in (one, two)]
     assert [path.name for path in paths] == ["digits-selflabel-1.json", "digits-selflabel-1-2.json"]
     kept = results.kept()["digits-selflabel"]
     assert [results.seed_of(record) for record in kept] == ["1", "2 from 1"]
     both = "secu train digits --seed 1 && secu selflabel runs/digits seed=2"
     assert kept[1]["command"] == f"export OMP_NUM_THREADS=1; {both}"
+    assert kept[1]["config"]["init_from"] == "runs/digits"
     with pytest.raises(UserError, match="not made by secu selflabel"):
         results.keep("digits", second("other", {"optim": {"lr": 0.2}}), "abc")

@@ -1,4 +1,4 @@
-"""How centers move, against sums over all images of the epoch so far in plain loops."""
+"""How centers move, against plain loops over all images of the epoch so far."""
 
 import math
 
@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from secu.centers import ClosedFormCenters, GradientCenters, KMeansCenters, build_centers, random_directions
+from secu.cluster.centers import (
+    Centers,
+    ClosedFormCenters,
+    GradientCenters,
+    KMeansCenters,
+    build_centers,
+    random_directions,
+)
+from secu.cluster.losses import PADDING, log_probabilities
 from secu.config import CentersConfig
-from secu.losses import PADDING, log_probabilities
+from secu.registry import CENTERS
 
 HEADS = (3, 6)
 WIDEST = max(HEADS)
@@ -29,7 +37,7 @@ def embeddings(views: int, images: int, seed: int) -> Tensor:
 
 
 def draw_labels(images: int, seed: int) -> Tensor:
-    """Labels that leave the last cluster of each head empty."""
+    """Return labels that leave the last cluster of each head empty."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randint(0, k - 1, (images,), generator=generator) for k in HEADS], 1)
 
@@ -40,10 +48,11 @@ def log_p(x_SBD: Tensor, centers_HKD: Tensor) -> Tensor:
 
 
 class Oracle:
-    """Eqn. 4 and 5 over the images received in the epoch, each weighed when it came by the centers of that moment."""
+    """Eqn. 4 and 5 over the images of the epoch so far, each weighted by the centers at the time of its batch."""
 
     def __init__(self, centers_HKD: Tensor, hard: bool) -> None:
-        self.centers, self.hard = centers_HKD.tolist(), hard
+        self.centers = centers_HKD.tolist()
+        self.hard = hard
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -73,7 +82,7 @@ class Oracle:
 @pytest.mark.parametrize(("kind", "hard"), [(ClosedFormCenters, True), (KMeansCenters, False)])
 @pytest.mark.parametrize("views", [2, 4])
 def test_centers_are_projected_sums_over_the_epoch(float64, kind, hard, views):
-    """Three epochs of four batches: one projection a batch, a fresh sum each epoch, all views count."""
+    """Three epochs of four batches: one projection per batch, a new sum in each epoch, all views count."""
     torch.manual_seed(0)
     centers = kind(len(HEADS), WIDEST, DIM)
     oracle = Oracle(centers.unit(), hard)
@@ -82,7 +91,8 @@ def test_centers_are_projected_sums_over_the_epoch(float64, kind, hard, views):
         oracle.start_epoch()
         for batch in range(4):
             seed = 10 * epoch + batch
-            x, labels = embeddings(views, 3 + batch, seed), draw_labels(3 + batch, seed)
+            x = embeddings(views, 3 + batch, seed)
+            labels = draw_labels(3 + batch, seed)
             centers.update(x, log_p(x, centers.unit()), labels)
             oracle.batch(x, labels)
             for h, clusters in enumerate(HEADS):
@@ -95,7 +105,8 @@ def test_empty_and_padded_clusters_keep_their_center(kind):
     centers = kind(len(HEADS), WIDEST, DIM)
     before = centers.weight.clone()
     centers.start_epoch()
-    x, labels = embeddings(2, 40, 0), draw_labels(40, 0)
+    x = embeddings(2, 40, 0)
+    labels = draw_labels(40, 0)
     centers.update(x, log_p(x, centers.unit()), labels)
     for h, clusters in enumerate(HEADS):
         used = set(labels[:, h].tolist())
@@ -104,8 +115,8 @@ def test_empty_and_padded_clusters_keep_their_center(kind):
             assert torch.equal(centers.weight[h, k], before[h, k]) == (k not in used)
 
 
-def test_new_epoch_keeps_centers_until_their_first_image():
-    """Only the sum is forgotten: with it, one image of the new epoch would not be the whole center."""
+def test_centers_are_kept_in_a_new_epoch_until_their_first_image():
+    """Only the sum is reset; otherwise, the first image of the new epoch would not determine the center alone."""
     centers = KMeansCenters(1, 2, DIM)
     centers.start_epoch()
     x = embeddings(1, 8, 0)
@@ -119,8 +130,8 @@ def test_new_epoch_keeps_centers_until_their_first_image():
     assert torch.equal(centers.unit()[0, 0], before[0, 0])
 
 
-def test_images_without_any_pull_leave_a_finite_center():
-    """With p = 1 in float32 for every image of a cluster, weights are zero, and the center stays."""
+def test_images_of_zero_weight_leave_the_center_unchanged():
+    """If p = 1 in float32 for all images of a cluster, their weights are zero."""
     centers = ClosedFormCenters(1, 2, DIM)
     before = centers.unit().clone()
     centers.start_epoch()
@@ -128,8 +139,8 @@ def test_images_without_any_pull_leave_a_finite_center():
     assert torch.equal(centers.unit(), before)
 
 
-def test_tiny_pulls_still_make_a_unit_center():
-    """1 − p of about 1e-7: the projection divides it out."""
+def test_tiny_weights_still_give_a_unit_center():
+    """1 − p of about 1e-13 cancels in the projection."""
     centers = ClosedFormCenters(1, 2, DIM)
     centers.start_epoch()
     x = embeddings(1, 1, 0)
@@ -137,17 +148,17 @@ def test_tiny_pulls_still_make_a_unit_center():
     torch.testing.assert_close(centers.weight[0, 0], x[0, 0])
 
 
-def test_centers_start_as_random_unit_vectors():
+def test_initial_centers_are_random_unit_vectors():
     torch.manual_seed(0)
     start = random_directions(4, 500, 64)
     torch.testing.assert_close(start.norm(dim=-1), torch.ones(4, 500))
-    assert start.mean((0, 1)).abs().max() < 0.02  # no direction is preferred: a mean's σ is 1/√(64·2000) = 0.003
+    assert start.mean((0, 1)).abs().max() < 0.02  # no preferred direction: σ of a mean is 1/√(64·2000) = 0.003
     cosines = start[0] @ start[0].T - torch.eye(500)
     assert cosines.abs().max() < 0.8
     assert float(cosines.square().sum() / (500 * 499)) == pytest.approx(1 / 64, rel=0.05)
 
 
-def test_gradient_centers_are_normalised_when_used_and_never_move_by_themselves():
+def test_gradient_centers_are_normalized_when_used_and_moved_by_the_optimizer_alone():
     centers = GradientCenters(len(HEADS), WIDEST, DIM)
     with torch.no_grad():
         centers.weight.mul_(torch.linspace(0.1, 3, WIDEST)[:, None])
@@ -168,4 +179,16 @@ def test_build_centers_reads_its_config(kind, expected):
     assert type(centers) is expected
     assert centers.unit().shape == (2, 7, DIM)
     assert len(list(centers.parameters())) == (1 if kind == "sgd" else 0)
-    assert ("sums" in centers.state_dict()) == (kind != "sgd")  # what an epoch has summed is checkpointed
+    assert ("sums" in centers.state_dict()) == (kind != "sgd")  # the sums of an epoch are checkpointed
+
+
+def test_centers_from_outside_are_chosen_by_name(monkeypatch):
+    monkeypatch.setattr(CENTERS, "_parts", dict(CENTERS._parts))
+
+    @CENTERS.register("fixed")
+    class Fixed(Centers):
+        def __init__(self, heads: int, clusters: int, dim: int) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.eye(dim)[:clusters].expand(heads, -1, -1))
+
+    assert type(build_centers(CentersConfig(kind="fixed"), 2, 4, DIM)) is Fixed

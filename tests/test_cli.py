@@ -3,19 +3,22 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from sklearn.datasets import load_digits
 
 from secu import __version__, cli
 from secu.errors import UserError
-from secu.run import Run
-from secu.settings import load_config, recipe_names
+from secu.settings import load_config, recipe_names, with_shape
+from secu.train.run import Run
 
 TINY = ("heads=[3]", "optim.epochs=1", "optim.batch_size=256", "optim.warmup_epochs=0", "encoder.dim=8")
 
@@ -24,11 +27,13 @@ class Result:
     """How a command ended."""
 
     def __init__(self, code, out, err):
-        self.code, self.out, self.err = code, out, err
+        self.code = code
+        self.out = out
+        self.err = err
 
 
 @pytest.fixture
-def secu(tmp_path, monkeypatch, capsys):
+def secu(tmp_path, monkeypatch, capsys, quick_map):
     """Call the program in this process, in an empty folder and without any data set."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
@@ -47,17 +52,29 @@ def secu(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Train a tiny run once, as a user would, into a log of the oldest encoding; return folder and output."""
+    """A tiny run, trained as a user would, into a log of the oldest encoding: folder and output."""
     path = tmp_path_factory.mktemp("finished") / "a-path-longer-than-a-line-of-a-terminal" / "run"
-    done = program("train", "digits", *TINY, "--out", path, "--seed", 3, env={"PYTHONIOENCODING": "ascii"})
+    start = "import secu.results.report.layout as layout; layout.LEAST_POINTS = 10**9; import secu.cli; secu.cli.main()"
+    arguments = ("train", "digits", *TINY, "--out", path, "--seed", 3)
+    done = program(*arguments, env={"PYTHONIOENCODING": "ascii"}, start=["-c", start])  # as quick_map does
     assert done.returncode == 0, done.stderr
     return path, done
 
 
-def program(*arguments, **options):
+@pytest.fixture
+def old_run(finished, tmp_path):
+    """A copy of that run as ``run`` in the folder where commands are called; returns its files."""
+    shutil.copytree(finished[0], tmp_path / "run")
+    return contents(tmp_path / "run")
+
+
+SAME_AS_FINISHED = ("train", "digits", *TINY, "--seed", "3", "--out", "run")
+
+
+def program(*arguments, start=("-m", "secu"), **options):
     """Call the program in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-    command = [sys.executable, "-m", "secu", *map(str, arguments)]
+    command = [sys.executable, *start, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
 
 
@@ -72,6 +89,10 @@ def assert_one_line(result, code=2):
 
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in files(folder)}
 
 
 # Answers that need no model
@@ -92,8 +113,8 @@ def test_quick_answers_do_not_import_torch(arguments, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "10000"), ("7", "7")])
-def test_threads_that_wait_give_way_soon_unless_the_user_says_otherwise(secu, monkeypatch, before, after):
-    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is put back
+def test_waiting_threads_yield_soon_unless_the_user_decides_otherwise(secu, monkeypatch, before, after):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is restored
     monkeypatch.delenv("GOMP_SPINCOUNT")
     if before:
         monkeypatch.setenv("GOMP_SPINCOUNT", before)
@@ -102,7 +123,7 @@ def test_threads_that_wait_give_way_soon_unless_the_user_says_otherwise(secu, mo
 
 
 def test_help_is_under_0_7_seconds_of_work():
-    """Of the CPU's time: a busy machine makes anything slow."""
+    """CPU time, because a busy machine makes everything slow."""
     seconds = []
     for _ in range(3):
         before = os.times()
@@ -120,7 +141,7 @@ def test_help_and_nothing_at_all_list_the_commands(secu):
         assert lines[0] == "Usage: secu [OPTIONS] COMMAND [ARGS]..."
         for command in ("train", "repeat", "selflabel", "evaluate", "recipes", "data", "demo"):
             assert any(re.match(rf"  {command} +[A-Z]\w+", line) for line in lines), command
-        assert "..." not in "".join(lines[1:])  # no description is cut off
+        assert "..." not in "".join(lines[1:])  # no description is truncated
 
 
 @pytest.mark.parametrize("command", ["train", "repeat", "selflabel", "evaluate", "recipes", "data", "demo"])
@@ -155,22 +176,23 @@ def test_a_recipe_is_shown_as_resolved_and_can_be_used_as_a_file(secu, tmp_path)
 # Train and evaluate
 
 
-def test_train_leaves_a_run_folder_and_says_where(finished):
+def test_train_leaves_a_run_folder_and_prints_where(finished):
     path, done = finished
     assert done.stderr == ""
-    assert files(path) == [
-        *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
-        *("model.safetensors", "report.html", "run.json", "state.pt"),
-    ]
-    assert Run.open(path).config() == load_config("digits", [*TINY, "seed=3"])
-    told = done.stdout.splitlines()
-    lines = [line for line in told if not line.startswith("warning: ")]  # two epochs are too few, which it says
-    assert told[-2].startswith("warning: ")
+    expected = ["assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png"]
+    expected += ["metrics.jsonl", "model.safetensors", "report.html", "run.json", "skipped.csv", "state.pt"]
+    assert files(path) == expected
+    assert Run.open(path).config() == with_shape(load_config("digits", [*TINY, "seed=3"]), (1, 8, 8))
+    printed = done.stdout.splitlines()
+    lines = [line for line in printed if not line.startswith("warning: ")]  # two epochs are too few
+    assert printed[-2].startswith("warning: ")
     assert lines[0] == "training on cpu, engine eager"
     last = Run.open(path).metrics()[-1]
-    assert re.fullmatch(r"epoch +2  loss \d\.\d+  clusters [\d,]+ to [\d,]+  ACC .*  NMI .*  ARI .*  .* s", lines[-4])
-    assert f"ACC {last['acc']:.4f}" in lines[-4]
-    assert lines[-3:-1] == ["writing the tables", "writing the report"]
+    losses = r"loss \d\.\d+  center loss \d\.\d+"
+    scores = r"ACC .*  NMI .*  ARI .*"
+    assert re.fullmatch(rf"epoch +2  {losses}  clusters [\d,]+ to [\d,]+  {scores}  .* s", lines[-5])
+    assert f"ACC {last['acc']:.4f}" in lines[-5]
+    assert lines[-4:-1] == ["assigning all images", "writing the tables", "writing the report"]
     assert re.fullmatch(rf"finished in \d+ s: {re.escape(str(path))}", lines[-1])  # also a long path stays whole
 
 
@@ -189,12 +211,34 @@ def test_evaluate_prints_what_training_measured(secu, finished):
 
 def test_evaluate_changes_nothing(secu, finished):
     path, _ = finished
-    before = {name: (path / name).read_bytes() for name in files(path)}
+    before = contents(path)
     secu("evaluate", path)
-    assert {name: (path / name).read_bytes() for name in files(path)} == before
+    assert contents(path) == before
 
 
-def test_a_run_is_called_after_its_recipe_by_default(secu, tmp_path):
+def test_a_run_of_a_recipe_is_used_like_any_other(secu, finished, tmp_path):
+    """Its settings say what its images are, so that new images can be predicted and its own can be found again."""
+    path, _ = finished
+    np.save(tmp_path / "digits.npy", load_digits().images)
+    predicted = secu("predict", path, "digits.npy", "-o", "found.csv")
+    assert (predicted.code, predicted.err) == (0, "values from 0 to 16 are interpreted as float 0..16\n")
+    rows = [line.split(",")[1] for line in (tmp_path / "found.csv").read_text().splitlines()]
+    assert rows == [line.split(",")[1] for line in (path / "assignments.csv").read_text().splitlines()]
+    assert secu("sort", path, "sorted").out == "1,797 images in sorted\n"
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 1797
+
+
+def test_a_recipe_may_be_trained_on_other_images(secu, tmp_path):
+    np.save(tmp_path / "digits.npy", (load_digits().images[:50] * 15).astype(np.uint8))
+    source = ("data.source=digits.npy", "data.image_size=8", "data.channels=1")
+    result = secu("train", "digits", *source, *TINY, "optim.batch_size=16", "--out", "run")
+    assert (result.code, result.err) == (0, "")
+    assert "ACC" not in result.out  # they have no labels
+    assert len((tmp_path / "run" / "assignments.csv").read_text().splitlines()) == 51
+    assert len(Run.open(tmp_path / "run").images()) == 50
+
+
+def test_a_run_is_named_after_its_recipe_by_default(secu, tmp_path):
     assert secu("train", "digits", *TINY, "optim.epochs=0").code == 0
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(load_config("digits", TINY).model_dump(mode="json")))
     assert secu("train", "mine.yaml", "optim.epochs=0").code == 0
@@ -212,26 +256,22 @@ def test_the_seed_option_is_the_last_word(secu, tmp_path):
 
 def test_stopped_by_the_time_limit_and_resumed(secu, finished, tmp_path):
     path, _ = finished
-    arguments = ("train", "digits", *TINY, "--seed", "3", "--out", "run")
-    stopped = secu(*arguments, "--time-limit", "0.01s")
+    stopped = secu(*SAME_AS_FINISHED, "--time-limit", "0.01s")
     assert stopped.code == 0
-    assert (
-        stopped.out.splitlines()[-1] == "stopped by --time-limit after 1 epochs; the same command with --resume goes on"
-    )
+    line = "stopped by --time-limit after 1 epochs; the same command with --resume continues"
+    assert stopped.out.splitlines()[-1] == line
     assert "assignments.csv" not in files(tmp_path / "run")
-    resumed = secu(*arguments, "--resume")
+    resumed = secu(*SAME_AS_FINISHED, "--resume")
     assert resumed.code == 0
     assert resumed.out.splitlines()[0] == "training on cpu, engine eager, resumed after 1 epochs"
     for name in ("model.safetensors", "assignments.csv", "exemplars.png", "config.yaml"):
         assert (tmp_path / "run" / name).read_bytes() == (path / name).read_bytes(), name
 
 
-def test_force_replaces_a_run(secu, tmp_path):
-    arguments = ("train", "digits", *TINY, "optim.epochs=0", "--out", "run")
-    secu(*arguments)
-    first = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert secu(*arguments, "--seed", "9", "--force").code == 0
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() != first
+def test_force_replaces_a_run(secu, old_run, tmp_path):
+    assert secu(*SAME_AS_FINISHED, "optim.epochs=0", "--seed", "9", "--force").code == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() != old_run["model.safetensors"]
+    assert Run.open(tmp_path / "run").config().seed == 9
 
 
 def test_resume_of_nothing_starts(secu, tmp_path):
@@ -257,14 +297,28 @@ MISTAKES = {
     "key": (["train", "digits", "optim.epoch=3"], ["optim.epoch: unknown", "did you mean epochs?"]),
     "section": (["train", "digits", "optm.lr=3"], ["optm: unknown", "did you mean optim?"]),
     "value": (["train", "digits", "optim.lr=fast"], ["optim.lr: 'fast'", "number"]),
-    "choice": (["train", "digits", "encoder.backbone=vit"], ["'vit'", "'resnet18', 'resnet34', 'resnet50' or 'small'"]),
+    "backbone": (
+        ["train", "digits", "encoder.backbone=vit"],
+        ["encoder.backbone: unknown 'vit'", "valid: hf, lite0, resnet18, resnet34, resnet50, small"],
+    ),
+    "constraint": (
+        ["train", "digits", "constraint.kind=sizes"],
+        ["constraint.kind: unknown 'sizes'", "did you mean size?"],
+    ),
+    "centers": (["train", "digits", "centers.kind=means"], ["centers.kind: unknown 'means'", "did you mean kmeans?"]),
+    "method": (["train", "digits", "method=secuu"], ["method: unknown 'secuu'", "did you mean secu?"]),
+    "choice": (["train", "digits", "optim.name=adam"], ["optim.name: 'adam'", "'sgd' or 'lars'"]),
+    "answer": (["train", "digits", "answer=5"], ["answer: 5 must be the position of one of 5 heads, from 0"]),
+    "other method": (["train", "digits", "method=selflabel"], ["selflabel", "run secu selflabel"]),
     "combination": (["train", "cifar10-ce", "centers.kind=kmeans"], ["loss.name: ce", "got kmeans"]),
     "time limit": (["train", "digits", "--time-limit", "9x"], ["--time-limit: '9x'", "for example 9m"]),
-    "no time": (["train", "digits", "--time-limit", "0s"], ["--time-limit: '0s'", "over 0"]),
+    "no time": (["train", "digits", "--time-limit", "0s"], ["--time-limit: '0s'", "positive number"]),
     "device": (["train", "digits", "--device", "gpu"], ["device: 'gpu'", "valid: auto, ", "cpu"]),
     "missing data": (["train", "cifar10"], ["cifar10: not found under", "run: secu data cifar10"]),
     "missing folders": (["train", "imagenet"], ["imagenet: split train not found", "<class>"]),
-    "data set": (["train", "digits", "data.name=digit"], ["'digit'", "did you mean digits?"]),
+    "data set": (["train", "digits", "data.source=dataset:digit"], ["'digit'", "did you mean digits?"]),
+    "old name": (["train", "digits", "data.name=digit"], ["'digit'", "did you mean digits?"]),
+    "no source": (["train", "digits", "data.source=nowhere", "data.image_size=8"], ["nowhere does not exist"]),
     "split of recipe": (["train", "digits", "data.train=trian"], ["no split 'trian'", "did you mean train?"]),
     "download": (["data", "cifar"], ["'cifar'", "did you mean cifar10?"]),
     "not a run": (["evaluate", "nowhere"], ["nowhere is not a run folder"]),
@@ -272,7 +326,7 @@ MISTAKES = {
     "channels": (["train", "digits", "data.mean=[1,2,3]"], ["data.mean: 3 values", "1 channels"]),
     "engine": (["train", "digits", "engine=graph", "--device", "cpu"], ["graph needs a CUDA device", "eager"]),
     "start": (["train", "digits", "init_from=elsewhere"], ["elsewhere is not a run folder"]),
-    "both": (["train", "digits", "--resume", "--force"], ["--resume and --force", "choose one"]),
+    "both": (["train", "digits", "--resume", "--force"], ["--resume and --force cannot be combined"]),
     "demo override": (["demo", "optim.epoch=1"], ["optim.epoch: unknown"]),
     "demo device": (["demo", "--device", "gpu"], ["device: 'gpu'", "cpu"]),
 }
@@ -316,41 +370,42 @@ def test_a_damaged_run_says_so(secu, tmp_path, finished):
     assert "is not valid YAML" in assert_one_line(secu("evaluate", "run"))
 
 
-def test_an_existing_run_is_left_alone(secu, tmp_path):
-    arguments = ("train", "digits", *TINY, "optim.epochs=0", "--out", "run")
-    secu(*arguments)
-    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    told = "out: run exists; choose another folder, --resume it or replace it with --force"
-    assert told in assert_one_line(secu(*arguments))
-    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+def test_an_existing_run_is_left_alone(secu, old_run, tmp_path):
+    line = "out: run exists; choose another folder, --resume it or replace it with --force"
+    assert line in assert_one_line(secu(*SAME_AS_FINISHED))
+    assert contents(tmp_path / "run") == old_run
 
 
 @pytest.mark.parametrize(
-    "mistake", [["--device", "gpu"], ["data.name=cifar10", "--force"], ["optim.lr=x"], ["--device", "gpu", "--resume"]]
+    "mistake",
+    [
+        ["--device", "gpu", "--force"],
+        ["data.source=dataset:cifar10", "--force"],
+        ["optim.lr=x", "--force"],
+        ["heads=[2000]", "--force"],
+        ["--device", "gpu", "--resume"],
+    ],
 )
-def test_a_mistake_does_not_cost_an_old_run(secu, tmp_path, mistake):
-    arguments = ("train", "digits", *TINY, "optim.epochs=0", "--out", "run")
-    secu(*arguments)
-    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    assert_one_line(secu(*arguments, "--force" if "--resume" not in mistake else "--seed=0", *mistake))
-    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+def test_a_mistake_does_not_cost_an_old_run(secu, old_run, tmp_path, mistake):
+    assert_one_line(secu(*SAME_AS_FINISHED, *mistake))
+    assert contents(tmp_path / "run") == old_run
 
 
-def test_resume_with_other_settings_names_the_first(secu, tmp_path):
-    arguments = ("train", "digits", *TINY, "--out", "run")
-    secu(*arguments, "optim.epochs=0")
-    message = assert_one_line(secu(*arguments, "--resume"))
-    assert message == "secu: resume: run was started with optim.epochs=0, got optim.epochs=1; begin anew elsewhere\n"
-    message = assert_one_line(secu(*arguments, "optim.epochs=0", "augment.affine=null", "--resume"))
+def test_resume_with_other_settings_names_the_first(secu, old_run, tmp_path):
+    message = assert_one_line(secu(*SAME_AS_FINISHED, "optim.epochs=2", "--resume"))
+    change = "run was started with optim.epochs=1, got optim.epochs=2"
+    assert message == f"secu: resume: {change}; start a new run elsewhere\n"
+    message = assert_one_line(secu(*SAME_AS_FINISHED, "augment.affine=null", "--resume"))
     assert "augment.affine" in message
+    assert contents(tmp_path / "run") == old_run
 
 
-def test_a_folder_of_others_is_neither_resumed_nor_replaced(secu, tmp_path):
+def test_a_folder_that_is_not_a_run_is_neither_resumed_nor_replaced(secu, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
     arguments = ("train", "digits", *TINY, "--out", "thesis")
     assert "exists" in assert_one_line(secu(*arguments))
-    assert "not a run folder" in assert_one_line(secu(*arguments, "--force"))
+    assert "not a secu run folder" in assert_one_line(secu(*arguments, "--force"))
     assert "not a run folder" in assert_one_line(secu(*arguments, "--resume"))
     assert files(tmp_path) == ["thesis/thesis.tex"]
 
@@ -368,7 +423,7 @@ def test_an_out_without_permission_is_one_line(secu, tmp_path):
 
 
 @pytest.mark.parametrize("word", [["--seed", "x"], ["--seed=x"]])
-def test_an_option_that_is_no_number_is_named_with_its_value(secu, word):
+def test_an_option_that_is_not_a_number_is_named_with_its_value(secu, word):
     message = assert_one_line(secu("train", "digits", *word))
     assert "'--seed'" in message
     assert "'x'" in message
@@ -383,18 +438,34 @@ def test_a_loss_that_is_not_finite_is_one_line(secu, tmp_path):
 # Bugs, tracebacks and interruptions
 
 
-@pytest.mark.parametrize("arguments", [["--debug", "recipes", "no"], ["recipes", "no", "--debug"]])
-def test_debug_shows_the_traceback(arguments):
-    done = program(*arguments)
+def test_debug_shows_the_traceback():
+    done = program("recipes", "no", "--debug")
     assert done.returncode != 0
     assert "Traceback" in done.stderr
     assert "load_recipe" in done.stderr
 
 
-def test_debug_raises_the_error_itself(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["secu", "--debug", "recipes", "no"])
+@pytest.mark.parametrize(
+    "arguments", [["--debug", "recipes", "no"], ["recipes", "--debug", "no"], ["recipes", "no", "--debug"]]
+)
+def test_debug_raises_the_error_itself(monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["secu", *arguments])
     with pytest.raises(UserError, match="unknown 'no'"):
         cli.main()
+
+
+def test_debug_holds_for_one_call(secu, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["secu", "--debug", "recipes", "no"])
+    with pytest.raises(UserError):
+        cli.main()
+    assert_one_line(secu("recipes", "no"))
+
+
+def test_every_command_has_the_option_debug(secu):
+    commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+    assert len(commands) == 12
+    for command in commands:
+        assert "--debug" in secu(command, "--help").out, command
 
 
 def test_a_bug_is_one_line_with_exit_code_1(secu, monkeypatch):
@@ -417,16 +488,14 @@ def test_a_real_process_fails_like_a_called_one(tmp_path):
     "work",
     [
         "press()",
-        # What libraries do: catch it and stumble later, or be inside an exec(), after which Python ends by the signal.
+        # What libraries do: catch it and fail later, or be inside an exec(), after which Python ends by the signal.
         "try:\n        press()\n    except BaseException:\n        raise ValueError('half imported') from None",
         "exec('press()')",
-        # What our own threads do: they may be at work on something that nobody wants any more.
-        "threading.Thread(target=time.sleep, args=[200]).start()\n    press()",
     ],
 )
-def test_ctrl_c_in_the_midst_of_anything(tmp_path, work):
+def test_ctrl_c_at_any_point(tmp_path, work):
     code = f"""
-import os, signal, sys, threading, time
+import os, signal, sys, time
 from secu import cli
 
 def press():
@@ -447,26 +516,67 @@ cli.main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "a row\n", "secu: interrupted\n")
 
 
-def test_ctrl_c_is_one_line_and_the_run_goes_on_afterwards(secu, tmp_path):
-    settings = ("train", "digits", *TINY, "optim.epochs=10", "optim.batch_size=128", "--out")
+def test_ctrl_c_cleans_up_on_its_way(tmp_path):
+    """It is an exception like any other: blocks are left in order, and temporary files are removed."""
+    code = f"""
+import os, signal, sys, time
+from pathlib import Path
+from secu import cli
+from secu.train.files import write_atomically
+
+@cli.app.command()
+def work():
+    def write(path):
+        path.write_text("half")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    try:
+        write_atomically(Path({str(tmp_path / "file")!r}), write)
+    except cli.Interrupted:
+        print("interrupted")
+        raise
+
+sys.argv = ["secu", "work"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "interrupted\n", "secu: interrupted\n")
+    assert files(tmp_path) == []
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(tmp_path):
+    """As under nohup."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['secu', '--version']\n"
+    code += "from secu import cli\ntry: cli.main()\nexcept SystemExit: pass\n"
+    code += "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
+    np.save(tmp_path / "digits.npy", (load_digits().images[:300] * 15).astype(np.uint8))
+    source = (f"data.source={tmp_path / 'digits.npy'}", "data.image_size=8", "data.channels=1")
+    settings = ("train", "digits", *source, *TINY, "optim.epochs=12", "optim.batch_size=32", "--out")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "secu", *settings, str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     wait_for_a_line(tmp_path / "run" / "metrics.jsonl", process)
     process.send_signal(signal.SIGINT)
+    pressed = time.monotonic()
     out, err = process.communicate(timeout=60)
+    assert time.monotonic() - pressed < 20  # no thread of ours delays the end
     assert "finished" not in out
     message = assert_one_line(Result(process.returncode, out, err), code=130)
-    assert message == "secu: interrupted; the same command with --resume goes on after the last whole epoch\n"
+    assert message == "secu: interrupted; the same command with --resume continues after the last complete epoch\n"
     left = files(tmp_path / "run")
-    assert set(left) <= {"config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
+    assert set(left) <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
 
     resumed = secu(*settings, tmp_path / "run", "--resume")
     assert (resumed.code, resumed.err) == (0, "")
     assert secu(*settings, tmp_path / "whole").code == 0
     for name in ("model.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 11
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 13
 
 
 def wait_for_a_line(path: Path, process: subprocess.Popen) -> None:
@@ -488,5 +598,5 @@ def test_times_are_read(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "m", "-1s", "1d", "9 m", "1e3", "inf", "nan", "0", "0.0h", "1.m", "9m30s"])
 def test_other_times_are_refused(text):
-    with pytest.raises(UserError, match="must be a number over 0 with s, m or h, for example 9m"):
+    with pytest.raises(UserError, match="must be a positive number, optionally followed by s, m or h, for example 9m"):
         cli.parse_time(text)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from secu.config import Config
 from secu.errors import UserError, nearest
-from secu.settings import load_config, load_recipe, merge, parse_overrides, recipe_names, resolve
+from secu.settings import load_config, load_recipe, merge, parse_overrides, recipe_names, resolve, with_shape
 
 
 def complaint(*overrides, recipe="cifar10"):
@@ -33,7 +33,7 @@ def complaint(*overrides, recipe="cifar10"):
         ("heads=[3, 5]", {"heads": [3, 5]}),
         ("augment.affine=null", {"augment": {"affine": None}}),
         ("augment.affine.scale=0.3", {"augment": {"affine": {"scale": 0.3}}}),
-        ("data={name: digits, train: all}", {"data": {"name": "digits", "train": "all"}}),
+        ("data={source: 'dataset:digits', train: all}", {"data": {"source": "dataset:digits", "train": "all"}}),
         ("description=a=b", {"description": "a=b"}),
         ("optim.mixed_precision=false", {"optim": {"mixed_precision": False}}),
     ],
@@ -68,7 +68,7 @@ def test_null_puts_an_optional_setting_back():
     assert load_config("digits", ["augment.affine=null"]).augment.affine is None
 
 
-def test_a_later_override_wins_and_leaves_its_neighbours_alone():
+def test_a_later_override_wins_and_leaves_its_neighbors_alone():
     config = load_config("cifar10", ["optim.lr=1", "optim.epochs=3", "optim.lr=2"])
     assert (config.optim.lr, config.optim.epochs, config.optim.momentum) == (2.0, 3, 0.9)
     assert parse_overrides(["optim.lr=1", "optim={epochs: 3}"]) == {"optim": {"lr": 1, "epochs": 3}}
@@ -80,7 +80,8 @@ def test_an_override_beats_the_recipe_and_the_recipe_the_default():
 
 
 def test_merge_changes_neither_of_its_arguments():
-    base, change = {"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}
+    base = {"a": {"b": 1}, "c": 2}
+    change = {"a": {"d": 3}}
     assert merge(base, change) == {"a": {"b": 1, "d": 3}, "c": 2}
     assert (base, change) == ({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}})
 
@@ -143,15 +144,24 @@ def test_a_malformed_path_is_an_error(key):
         ("optim.lr=", ["optim.lr", "None", "number"]),
         ("optim.lr=nan", ["optim.lr", "nan", "finite"]),
         ("centers.lr=.inf", ["centers.lr", "inf", "finite"]),
-        ("encoder.backbone=resnet19", ["encoder.backbone", "'resnet19'", "'resnet18'", "'small'"]),
+        (
+            "encoder.backbone=resnet19",
+            ["encoder.backbone: unknown 'resnet19'; did you mean resnet18?", "resnet50, small"],
+        ),
         ("encoder.prediction_layers=1", ["encoder.prediction_layers", "1", "0 or 2"]),
         ("encoder.projection_layers=4", ["encoder.projection_layers", "4", "3"]),
         ("encoder.dim=1", ["encoder.dim", "1", "2"]),
-        ("constraint.kind=sise", ["constraint.kind", "'sise'", "'none', 'size' or 'entropy'"]),
+        (
+            "constraint.kind=sise",
+            ["constraint.kind: unknown 'sise'; did you mean size?", "entropy, none, size"],
+        ),
         ("constraint.lower=1.1", ["constraint.lower", "1.1", "1"]),
         ("constraint.upper=0.9", ["constraint.upper", "0.9", "1"]),
         ("constraint.dual_lr=0", ["constraint.dual_lr", "0"]),
-        ("centers.kind=kmean", ["centers.kind", "'kmean'", "'kmeans'"]),
+        (
+            "centers.kind=kmean",
+            ["centers.kind: unknown 'kmean'; did you mean kmeans?", "closed_form, kmeans, sgd"],
+        ),
         ("loss.temperature=0", ["loss.temperature", "0"]),
         ("loss.hard_label_weight=1.5", ["loss.hard_label_weight", "1.5", "1"]),
         ("optim.name=adam", ["optim.name", "'adam'", "'sgd' or 'lars'"]),
@@ -162,7 +172,10 @@ def test_a_malformed_path_is_an_error(key):
         ("engine=fast", ["engine", "'fast'", "'auto'"]),
         ("seed=-1", ["seed", "-1", "0"]),
         ("seed=4294967296", ["seed", "4294967296"]),
-        ("data.name=[a]", ["data.name", "['a']", "string"]),
+        ("data.source=[a]", ["data.source", "['a']", "string"]),
+        ("method=secus", ["method: unknown 'secus'", "did you mean secu?", "valid: secu, selflabel"]),
+        ("answer=-1", ["answer", "-1", "0"]),
+        ("data.values=int", ["data.values", "'int'", "match"]),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_be_valid(override, parts):
@@ -185,13 +198,18 @@ def test_a_wrong_value_is_named_with_what_would_be_valid(override, parts):
         (["constraint.kind=none", "constraint.dual_lr=1"], ["constraint.dual_lr: 1.0", "kind=size"]),
         (["heads=[]"], ["heads: []", "at least 2"]),
         (["heads=[10,1]"], ["heads: [10, 1]", "at least 2"]),
-        (["augment.blur_radius=[2,1]"], ["augment.blur_radius: (2.0, 1.0)", "rising"]),
-        (["augment.blur_radius=[0,1]"], ["augment.blur_radius: (0.0, 1.0)", "over 0"]),
+        (["augment.blur_radius=[2,1]"], ["augment.blur_radius: (2.0, 1.0)", "increasing"]),
+        (["augment.blur_radius=[0,1]"], ["augment.blur_radius: (0.0, 1.0)", "positive"]),
         (["augment.blur_prob=[1,1.5]"], ["augment.blur_prob: (1.0, 1.5)", "0 to 1"]),
         (["augment.solarize_prob=[-0.1,0]"], ["augment.solarize_prob: (-0.1, 0.0)", "0 to 1"]),
-        (["data.std=[0]"], ["data.std: [0.0]", "over 0"]),
-        (["data.std=[]"], ["data.std: []", "over 0"]),
+        (["data.std=[0]"], ["data.std: [0.0]", "positive"]),
+        (["data.std=[]"], ["data.std: []", "positive"]),
         (["optim.epochs=0", "optim.initial_epochs=0"], ["optim.epochs: 0", "optim.initial_epochs"]),
+        (["answer=10"], ["answer: 10", "one of 10 heads, from 0"]),
+        (["heads=[10]", "answer=1"], ["answer: 1", "one of 1 heads, from 0"]),
+        (["method=selflabel"], ["selflabel: ", "got method=selflabel", "run secu selflabel"]),
+        (["method=secu", "selflabel={}"], ["selflabel: ", "got method=secu", "run secu selflabel"]),
+        (["selflabel={}"], ["selflabel: needs a single head", "run secu selflabel"]),
     ],
 )
 def test_an_impossible_combination_is_named(overrides, parts):
@@ -201,7 +219,7 @@ def test_an_impossible_combination_is_named(overrides, parts):
 
 
 def test_a_config_written_out_in_full_is_valid_again():
-    """What the constraint does not read may be there, as long as it says nothing else than the default."""
+    """Settings that the constraint does not read may be there, as long as they have their default values."""
     for name in recipe_names():
         config = load_config(name)
         assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
@@ -220,9 +238,9 @@ def test_a_config_cannot_be_changed():
 
 def test_a_recipe_can_be_a_file(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("data: {name: digits}\nheads: [4]\ndescription: grün\n", encoding="utf-8")
+    path.write_text("data: {source: 'dataset:digits'}\nheads: [4]\ndescription: grün\n", encoding="utf-8")
     config = load_config(str(path), ["seed=3"])
-    assert (config.data.name, config.heads, config.seed, config.description) == ("digits", (4,), 3, "grün")
+    assert (config.data.source, config.heads, config.seed, config.description) == ("dataset:digits", (4,), 3, "grün")
     assert config.optim == Config().optim
 
 
@@ -270,6 +288,114 @@ def test_load_recipe_returns_only_what_differs():
     assert set(load_recipe("cifar10")) == {"description", "paper", "paper_selflabel", "data"}
 
 
+# The head that answers
+
+
+@pytest.mark.parametrize(("answer", "clusters"), [(0, 4), (1, 2), (2, 9)])
+def test_the_number_of_clusters_is_that_of_the_head_that_answers(answer, clusters):
+    assert load_config("digits", ["heads=[4,2,9]", f"answer={answer}"]).clusters == clusters
+
+
+# The shape of the inputs
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape", "expected"),
+    [
+        ([], (3, 8, 8), (3, 8)),
+        (["data.image_size=16"], (3, 8, 8), (3, 16)),
+        (["data.channels=1"], (3, 8, 8), (1, 8)),
+        ([], (3, 8, 9), (None, None)),
+        ([], (64,), (None, None)),
+    ],
+)
+def test_a_config_states_the_shape_that_it_left_to_the_data(overrides, shape, expected):
+    before = load_config("digits", overrides)
+    config = with_shape(before, shape)
+    assert (config.data.channels, config.data.image_size) == expected
+    assert config.model_copy(update={"data": before.data}) == before
+
+
+# Files and overrides of earlier versions
+
+
+def selflabel_settings(**change):
+    """Return valid settings of self-labeling, without the method, as version 0.1 wrote them."""
+    return {"heads": [10], "selflabel": {"decay": 0.5, **change}}
+
+
+@pytest.mark.parametrize(
+    ("old", "read", "expected"),
+    [
+        ({"data": {"name": "digits"}}, lambda c: c.data.source, "dataset:digits"),
+        ({"data": {"name": "digits", "source": None}}, lambda c: c.data.source, "dataset:digits"),
+        ({"data": {"name": "own", "source": "/pictures"}}, lambda c: c.data.source, "/pictures"),
+        ({"data": {"name": "own", "source": None}}, lambda c: c.data.source, None),
+        ({"augment": {"grey_prob": 0.125}}, lambda c: c.augment.gray_prob, 0.125),
+        ({"augment": {"plain": "centre"}}, lambda c: c.augment.plain, "center"),
+        ({"augment": {"plain": "whole"}}, lambda c: c.augment.plain, "whole"),
+        (selflabel_settings(unsure="chances"), lambda c: c.selflabel.uncertain, "probabilities"),
+        (selflabel_settings(unsure="nothing"), lambda c: c.selflabel.uncertain, "nothing"),
+        (selflabel_settings(uncertain="chances"), lambda c: c.selflabel.uncertain, "probabilities"),
+        (selflabel_settings(), lambda c: c.method, "selflabel"),
+        ({"selflabel": None}, lambda c: c.method, "secu"),
+    ],
+)
+def test_old_spellings_are_still_read(old, read, expected):
+    config = resolve(old)
+    assert read(config) == expected
+    assert resolve(config.model_dump(mode="json")) == config
+
+
+def test_reading_old_spellings_changes_no_argument():
+    old = {"data": {"name": "digits"}, "augment": {"grey_prob": 0.1, "plain": "centre"}}
+    resolve(old)
+    assert old == {"data": {"name": "digits"}, "augment": {"grey_prob": 0.1, "plain": "centre"}}
+
+
+def test_nothing_is_written_in_an_old_spelling():
+    settings = load_config("digits").model_dump(mode="json")
+    assert "name" not in settings["data"]
+    assert "grey_prob" not in settings["augment"]
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "expected"),
+    [
+        ("augment.grey_prob=0.5", lambda c: c.augment.gray_prob, 0.5),
+        ("augment.gray_prob=0.5", lambda c: c.augment.gray_prob, 0.5),
+        ("augment.plain=centre", lambda c: c.augment.plain, "center"),
+        ("data.name=cifar10", lambda c: c.data.source, "dataset:cifar10"),
+        ("data.source=dataset:cifar10", lambda c: c.data.source, "dataset:cifar10"),
+    ],
+)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "data: {name: digits}\naugment: {grey_prob: 0.1, plain: whole}\n",
+        "data: {source: 'dataset:digits'}\naugment: {gray_prob: 0.1, plain: whole}\n",
+    ],
+    ids=["old recipe", "new recipe"],
+)
+def test_an_override_wins_whichever_spelling_it_and_the_recipe_use(tmp_path, recipe, override, read, expected):
+    path = tmp_path / "mine.yaml"
+    path.write_text(recipe)
+    assert read(load_config(str(path), [override])) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["augment.grey_prob=x"], "augment.gray_prob: 'x': "),
+        (["augment.plain=middle"], "augment.plain: 'middle': input should be 'center' or 'whole'"),
+        (["data.name=[a]"], "data.name: unknown setting; "),
+        (["augment=3"], "augment: 3: input should be augment.SETTING=VALUE"),
+    ],
+)
+def test_a_mistake_in_an_old_spelling_is_one_line(overrides, message):
+    assert complaint(*overrides).startswith(message)
+
+
 # Defaults: those that the paper and its code state for every experiment
 
 
@@ -277,7 +403,8 @@ def test_load_recipe_returns_only_what_differs():
     ("read", "expected"),
     [
         (lambda c: c.heads, (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)),
-        (lambda c: (c.data.name, c.data.train, c.data.test), ("cifar10", "train", "test")),
+        (lambda c: (c.method, c.answer, c.clusters), ("secu", 0, 10)),
+        (lambda c: (c.data.source, c.data.train, c.data.test), (None, "train", "test")),
         (lambda c: (c.augment.crop_min, c.augment.size), (0.3, None)),
         (lambda c: c.augment.crop_aspect, 4 / 3),
         (lambda c: c.augment.jitter_prob, 0.8),
@@ -285,7 +412,7 @@ def test_load_recipe_returns_only_what_differs():
             lambda c: (c.augment.brightness, c.augment.contrast, c.augment.saturation, c.augment.hue),
             (0.4, 0.4, 0.2, 0.1),
         ),
-        (lambda c: c.augment.grey_prob, 0.2),
+        (lambda c: c.augment.gray_prob, 0.2),
         (lambda c: c.augment.blur_prob, (1.0, 0.1)),
         (lambda c: c.augment.blur_radius, (0.1, 2.0)),
         (lambda c: c.augment.solarize_prob, (0.0, 0.2)),

@@ -1,4 +1,4 @@
-"""Constraints against loops: dual ascent as in appendix B, and entropy by enumeration of every move."""
+"""Constraints against loops: dual ascent as in appendix B, and entropy by enumerating every move."""
 
 import math
 
@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from secu.cluster.constraints import NO_LABEL, Constraint, EntropyConstraint, SizeConstraint, build_constraint
 from secu.config import ConstraintConfig
-from secu.constraints import NO_LABEL, Constraint, EntropyConstraint, SizeConstraint, build_constraint
+from secu.registry import CONSTRAINTS
 
 HEADS = (3, 5)
 CLUSTERS = torch.tensor(HEADS)
@@ -50,7 +51,8 @@ def best(scores: list[float]) -> int:
 
 
 def test_without_constraint_every_image_takes_its_best_cluster():
-    scores, constraint = draw_scores(20), Constraint(CLUSTERS)
+    scores = draw_scores(20)
+    constraint = Constraint(CLUSTERS)
     labels = constraint.assign(scores, no_labels(20))
     constraint.update(labels, no_labels(20))
     expected = [[best(scores[b, h].tolist()) for h in range(2)] for b in range(20)]
@@ -65,7 +67,10 @@ class SizeOracle:
     """Appendix B, one number at a time."""
 
     def __init__(self, heads: tuple[int, ...], lower: float, upper: float | None, dual_lr: float) -> None:
-        self.heads, self.lower, self.upper, self.dual_lr = heads, lower, upper, dual_lr
+        self.heads = heads
+        self.lower = lower
+        self.upper = upper
+        self.dual_lr = dual_lr
         self.rho = [[0.0] * k for k in heads]
         self.rho_upper = [[0.0] * k for k in heads]
 
@@ -92,9 +97,10 @@ class SizeOracle:
 @pytest.mark.parametrize("upper", [None, 1.0, 1.3])
 @pytest.mark.parametrize("dual_lr", [0.1, 20.0])
 def test_size_constraint_equals_dual_ascent_in_a_loop(float64, lower, upper, dual_lr):
-    constraint, oracle = SizeConstraint(CLUSTERS, lower, upper, dual_lr), SizeOracle(HEADS, lower, upper, dual_lr)
+    constraint = SizeConstraint(CLUSTERS, lower, upper, dual_lr)
+    oracle = SizeOracle(HEADS, lower, upper, dual_lr)
     for number in range(30):
-        scores = draw_scores(7 if number % 5 == 4 else 16, seed=number)  # an epoch's last batch is smaller
+        scores = draw_scores(7 if number % 5 == 4 else 16, seed=number)  # the last batch of an epoch is smaller
         labels = constraint.assign(scores, no_labels(len(scores)))
         constraint.update(labels, no_labels(len(scores)))
         assert labels.tolist() == oracle.batch(scores.tolist())
@@ -106,7 +112,7 @@ def test_size_constraint_equals_dual_ascent_in_a_loop(float64, lower, upper, dua
 @pytest.mark.parametrize(
     ("schedule", "rates"), [("constant", [0.4, 0.4, 0.4, 0.4]), ("falling", [0.4, 0.3414, 0.2, 0.0586])]
 )
-def test_the_dual_step_may_fall_to_zero(schedule, rates):
+def test_the_dual_step_size_may_decay_to_zero(schedule, rates):
     constraint = SizeConstraint(torch.tensor([2]), 0.9, None, 0.4, schedule)
     for epoch, rate in enumerate(rates):
         constraint.start_epoch(epoch / len(rates))
@@ -115,8 +121,8 @@ def test_the_dual_step_may_fall_to_zero(schedule, rates):
         assert (constraint.lower_dual - before)[0].tolist() == pytest.approx([0, 0.45 * rate], abs=1e-4)
 
 
-def test_duals_go_under_zero_only_for_balanced_clusters():
-    """γ = 1 is an equality, whose multiplier has no sign."""
+def test_duals_become_negative_only_for_balanced_clusters():
+    """γ = 1 is an equality, whose multiplier may have either sign."""
     for lower, sign in ((0.9, 0), (1.0, -1)):
         constraint = SizeConstraint(torch.tensor([2]), lower, None, 0.1)
         constraint.update(torch.zeros(8, 1, dtype=torch.int64), no_labels(8, 1))
@@ -131,11 +137,11 @@ def test_assigning_changes_no_state():
         constraint.assign(scores, draw_labels(16))
         assert len(before) > 0
         assert all(torch.equal(value, before[name]) for name, value in constraint.state_dict().items())
-        assert torch.equal(scores, draw_scores(16))  # what came in is untouched too
+        assert torch.equal(scores, draw_scores(16))  # the input is unchanged, too
 
 
 def run_passes(constraint: Constraint, scores: Tensor, passes: int, batch: int) -> list[int]:
-    """Return the cluster sizes of the last of several passes over the same scores in random order."""
+    """Return the cluster sizes after several passes over the same scores in random order."""
     images = len(scores)
     memory = no_labels(images, 1)
     for number in range(passes):
@@ -151,14 +157,15 @@ def skewed_scores(images: int, clusters: int) -> Tensor:
     return 0.1 * torch.randn(images, 1, clusters, generator=seeded(5)) + torch.linspace(0.6, 0, clusters)
 
 
-def test_duals_drive_sizes_inside_their_bounds():
-    images, clusters = 1000, 5
+def test_duals_drive_sizes_into_their_bounds():
+    images = 1000
+    clusters = 5
     scores = skewed_scores(images, clusters)
     greedy = run_passes(Constraint(torch.tensor([clusters])), scores, 1, 50)
     assert min(greedy) < 0.05 * images / clusters
     sizes = run_passes(SizeConstraint(torch.tensor([clusters]), 0.8, None, 0.1), scores, 40, 50)
     assert min(sizes) > 0.95 * 0.8 * images / clusters
-    assert max(sizes) > 1.2 * images / clusters  # a lower bound is not balance
+    assert max(sizes) > 1.2 * images / clusters  # a lower bound does not balance them
     sizes = run_passes(SizeConstraint(torch.tensor([clusters]), 0.0, 1.5, 0.1), scores, 40, 50)
     assert max(sizes) < 1.05 * 1.5 * images / clusters
     assert min(sizes) < 0.6 * images / clusters
@@ -180,13 +187,13 @@ def test_padded_clusters_are_never_assigned_however_long_the_run():
 
 
 def entropy(labels: list[int], images: int) -> float:
-    """H of the paper, N the whole data set; an image without a label counts nowhere, 0·log 0 = 0."""
+    """Return H of the paper with N the whole data set; images without a label are not counted, 0·log 0 = 0."""
     shares = [labels.count(j) / images for j in set(labels) if j != NO_LABEL]
     return -sum(share * math.log(share) for share in shares)
 
 
 def enumerate_moves(memory: list[int], image: int, clusters: int, alpha: float) -> list[float]:
-    """α·H for this image moved to each cluster in turn, all else as it is."""
+    """Return α·H with this image moved to each cluster in turn and all others unchanged."""
     bonus = []
     for j in range(clusters):
         moved = list(memory)
@@ -195,8 +202,8 @@ def enumerate_moves(memory: list[int], image: int, clusters: int, alpha: float) 
     return bonus
 
 
-def partly_labelled(images: int, clusters: int, seed: int, known: float) -> list[int]:
-    """Skewed labels with some images not assigned yet, as in the middle of the first epoch."""
+def partly_labeled(images: int, clusters: int, seed: int, known: float) -> list[int]:
+    """Return skewed labels with some images not assigned yet, as in the middle of the first epoch."""
     generator = seeded(seed)
     labels = (torch.rand(images, generator=generator) ** 2 * clusters).long()
     return torch.where(torch.rand(images, generator=generator) < known, labels, NO_LABEL).tolist()
@@ -211,9 +218,11 @@ def filled(memory: list[int], clusters: int, alpha: float) -> EntropyConstraint:
 
 @pytest.mark.parametrize("known", [0.0, 0.5, 1.0])
 def test_change_of_entropy_is_exact_for_every_image_and_move(float64, known):
-    """Two clusters that scores set apart by exactly the enumerated entropy are a tie: 1e-9 decides it."""
-    images, clusters, alpha = 14, 4, 3.0
-    memory = partly_labelled(images, clusters, 3, known)
+    """If two scores differ by exactly the enumerated entropy, the clusters are tied and 1e-9 decides."""
+    images = 14
+    clusters = 4
+    alpha = 3.0
+    memory = partly_labeled(images, clusters, 3, known)
     constraint = filled(memory, clusters, alpha)
     for image in range(images):
         bonus = enumerate_moves(memory, image, clusters, alpha)
@@ -250,7 +259,7 @@ def test_assignment_is_the_best_of_all_enumerated_moves(case, alpha, seed):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 25), st.lists(st.integers(1, 25), min_size=1, max_size=8))
 def test_counts_are_those_of_the_label_memory(seed, images, batches):
-    """After any batches, each a set of images with any new labels."""
+    """After any sequence of batches with any new labels."""
     constraint = EntropyConstraint(CLUSTERS, images, 1.0)
     memory = no_labels(images)
     for number, size in enumerate(batches):
@@ -266,7 +275,7 @@ def test_counts_are_those_of_the_label_memory(seed, images, batches):
 
 
 def test_images_of_a_batch_see_the_same_counts():
-    """Two equal images in an empty data set take the same cluster; counts learn of it after the batch."""
+    """Two equal images in an empty data set take the same cluster; counts change after the batch."""
     constraint = EntropyConstraint(torch.tensor([2]), 4, 100.0)
     scores = torch.tensor([[[0.1, 0.0]], [[0.1, 0.0]]])
     first = constraint.assign(scores, no_labels(2, 1))
@@ -280,11 +289,12 @@ def test_images_of_a_batch_see_the_same_counts():
 @given(st.permutations(range(5)), st.integers(0, 2**31), st.sampled_from(["none", "size", "entropy"]))
 def test_renaming_clusters_renames_everything(order, seed, kind):
     order = torch.tensor(order)
-    new_name = torch.argsort(order)  # cluster k is called new_name[k] where its column moved to
+    new_name = torch.argsort(order)  # new name of each cluster k
     upper = {"upper": 1.2} if kind == "size" else {}
     config = ConstraintConfig(kind=kind, **upper)
     plain, renamed = (build_constraint(config, torch.tensor([5]), 30) for _ in range(2))
-    memory, memory_renamed = no_labels(30, 1), no_labels(30, 1)
+    memory = no_labels(30, 1)
+    memory_renamed = no_labels(30, 1)
     for number in range(6):
         scores = 0.1 * torch.randn(10, 1, 5, generator=seeded(seed + number))
         index = torch.arange(10) + 10 * (number % 3)
@@ -293,14 +303,17 @@ def test_renaming_clusters_renames_everything(order, seed, kind):
         assert torch.equal(labels_renamed, new_name[labels])
         plain.update(labels, memory[index])
         renamed.update(labels_renamed, memory_renamed[index])
-        memory[index], memory_renamed[index] = labels, labels_renamed
+        memory[index] = labels
+        memory_renamed[index] = labels_renamed
     for name, value in plain.state_dict().items():
         assert torch.allclose(renamed.state_dict()[name], value[:, order], atol=1e-6)
 
 
 def test_entropy_in_float32_is_accurate_for_imagenet():
-    """N = 1.28 million, K = 1000, α = 90,000: ties made in float64 are decided by 2e-6, one image more by 5e-5."""
-    images, clusters, alpha = 1_281_167, 1000, 90_000.0
+    """N = 1.28 million, K = 1000, α = 90,000: 2e-6 decides a tie made in float64, less than one image (5e-5)."""
+    images = 1_281_167
+    clusters = 1000
+    alpha = 90_000.0
     sizes = torch.randint(0, 2600, (clusters,), generator=seeded(1))
     sizes[:3] = torch.tensor([0, 1, 2])
     sizes[3] += images - int(sizes.sum())
@@ -314,7 +327,7 @@ def test_entropy_in_float32_is_accurate_for_imagenet():
         return -n / images * math.log(n / images) if n > 0 else 0.0
 
     def bonus(j: int, old: int) -> float:
-        """α times the change of H: out of the old cluster, into the new."""
+        """Return α times the change of H when an image moves from its old cluster to another."""
         n_old, n = int(sizes[old]), int(sizes[j])
         return 0.0 if j == old else alpha * (h(n + 1) - h(n) + h(n_old - 1) - h(n_old))
 
@@ -327,7 +340,7 @@ def test_entropy_in_float32_is_accurate_for_imagenet():
                 assert int(constraint.assign(scores, torch.tensor([[old]]))) == winner, (old, j)
 
 
-# Choice
+# Choosing a constraint
 
 
 def test_build_constraint_reads_its_config():
@@ -342,3 +355,19 @@ def test_build_constraint_reads_its_config():
     assert isinstance(entropy_default, EntropyConstraint)
     assert (entropy_default.images, entropy_default.alpha) == (50_000, 6000)  # α = 6N/50
     assert build_constraint(ConstraintConfig(kind="entropy", alpha=0), CLUSTERS, 50).alpha == 0
+
+
+def test_a_constraint_from_outside_is_chosen_by_name(monkeypatch):
+    """A subclass that only assigns needs no ``build`` of its own."""
+    monkeypatch.setattr(CONSTRAINTS, "_parts", dict(CONSTRAINTS._parts))
+
+    @CONSTRAINTS.register("last")
+    class Last(Constraint):
+        def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
+            return (self.clusters - 1).expand_as(previous_BH)
+
+    constraint = build_constraint(ConstraintConfig(kind="last", lower=0.5), CLUSTERS, 100)
+    assert type(constraint) is Last
+    assert constraint.assign(draw_scores(2), no_labels(2)).tolist() == [[2, 4], [2, 4]]
+    with pytest.raises(ValueError, match="unknown 'lst'; did you mean last"):
+        ConstraintConfig(kind="lst")

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from secu.data import load, names
+from secu.config import DataConfig
+from secu.data import classes as names
+from secu.data import load
 from secu.errors import UserError
 
-NAMES10 = tuple(f"class {n}" for n in range(10))
+
+def load_dataset(name, split, root=None, size=None):
+    return load(DataConfig(source=f"dataset:{name}", image_size=size), split, root)
 
 
 def make_pixels(count: int, side: int, seed: int = 0) -> np.ndarray:
@@ -59,7 +63,6 @@ def write_cifar10_pickles(root: Path, pixels: np.ndarray, labels: list[int]) -> 
         folder / "test_batch",
         {b"batch_label": b"testing batch 1 of 1", b"data": pixels.reshape(-1, 3072), b"labels": labels},
     )
-    dump_python2(folder / "batches.meta", {b"label_names": [name.encode() for name in NAMES10], b"num_vis": 3072})
 
 
 def write_stl10(folder: Path, split: str, pixels: np.ndarray, labels: list[int] | None) -> None:
@@ -83,12 +86,11 @@ def test_cifar10_binary_keeps_pixels_targets_and_the_order_of_files(tmp_path):
         here = slice(batch * 3, batch * 3 + 3)
         write_cifar10_binary(folder, pixels[here], labels[here], f"data_batch_{batch + 1}.bin")
     write_cifar10_binary(folder, pixels[:2], [9, 0], "test_batch.bin")
-    (folder / "batches.meta.txt").write_text("\n".join(NAMES10) + "\n\n")
 
-    train, test = load("cifar10", "train", tmp_path), load("cifar10", "test", tmp_path)
+    train, test = load_dataset("cifar10", "train", tmp_path), load_dataset("cifar10", "test", tmp_path)
 
     assert train.shape == (3, 32, 32)
-    assert train.class_names == NAMES10
+    assert train.class_names == names.CIFAR10
     assert np.array_equal(train.fetch(torch.arange(15)).numpy(), pixels)
     assert train.targets.dtype == torch.int64
     assert train.targets.tolist() == labels
@@ -99,10 +101,10 @@ def test_cifar10_binary_keeps_pixels_targets_and_the_order_of_files(tmp_path):
 def test_cifar10_python_2_pickles(tmp_path):
     pixels = make_pixels(4, 32)
     write_cifar10_pickles(tmp_path, pixels, [3, 1, 4, 1])
-    images = load("cifar10", "test", tmp_path)
+    images = load_dataset("cifar10", "test", tmp_path)
     assert np.array_equal(images.fetch(torch.arange(4)).numpy(), pixels)
     assert images.targets.tolist() == [3, 1, 4, 1]
-    assert images.class_names == NAMES10
+    assert images.class_names == names.CIFAR10
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
@@ -112,13 +114,13 @@ def test_cifar10_pickles_written_by_python_3(tmp_path, protocol):
     folder.mkdir()
     content = {"data": pixels.reshape(-1, 3072), b"labels": [1, 2], "filenames": [b"a.png", b"b.png"]}
     (folder / "test_batch").write_bytes(pickle.dumps(content, protocol))
-    assert np.array_equal(load("cifar10", "test", tmp_path).fetch(torch.arange(2)).numpy(), pixels)
+    assert np.array_equal(load_dataset("cifar10", "test", tmp_path).fetch(torch.arange(2)).numpy(), pixels)
 
 
 def test_binary_layout_wins_over_pickles(tmp_path):
     write_cifar10_pickles(tmp_path, make_pixels(4, 32), [1, 1, 1, 1])
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin", make_pixels(1, 32), [7], "test_batch.bin")
-    assert load("cifar10", "test", tmp_path).targets.tolist() == [7]
+    assert load_dataset("cifar10", "test", tmp_path).targets.tolist() == [7]
 
 
 @pytest.mark.parametrize("layout", ["binary", "python"])
@@ -129,39 +131,35 @@ def test_cifar100_has_fine_and_coarse_targets(tmp_path, layout):
         folder.mkdir()
         rows = [bytes([c, f]) + image.tobytes() for image, c, f in zip(pixels, coarse, fine, strict=True)]
         (folder / "train.bin").write_bytes(b"".join(rows))
-        (folder / "fine_label_names.txt").write_text("\n".join(names.CIFAR100))
-        (folder / "coarse_label_names.txt").write_text("\n".join(f"group {n}" for n in range(20)))
     else:
         folder = tmp_path / "cifar-100-python"
         content = {b"data": pixels.reshape(-1, 3072), b"fine_labels": fine, b"coarse_labels": coarse}
         dump_python2(folder / "train", content)
-        meta = {b"fine_label_names": list(names.CIFAR100), b"coarse_label_names": [f"group {n}" for n in range(20)]}
-        dump_python2(folder / "meta", meta)
 
-    classes, groups = load("cifar100", "train", tmp_path), load("cifar100-20", "train", tmp_path)
+    classes, groups = load_dataset("cifar100", "train", tmp_path), load_dataset("cifar100-20", "train", tmp_path)
 
     assert classes.targets.tolist() == fine
     assert groups.targets.tolist() == coarse
     assert [classes.class_names[n] for n in fine] == ["apple", "worm", "beaver"]
-    assert groups.class_names == tuple(f"group {n}" for n in range(20))
+    assert [groups.class_names[n] for n in coarse] == ["fruit_and_vegetables", "vehicles_2", "aquatic_mammals"]
     for images in (classes, groups):
         assert np.array_equal(images.fetch(torch.arange(3)).numpy(), pixels)
 
 
 def test_stl10_splits(tmp_path):
     folder = tmp_path / "stl10_binary"
-    labelled, unlabelled = make_pixels(2, 96), make_pixels(3, 96, seed=1)
-    write_stl10(folder, "train", labelled, [1, 10])
-    write_stl10(folder, "unlabeled", unlabelled, None)
+    labeled, unlabeled = make_pixels(2, 96), make_pixels(3, 96, seed=1)
+    write_stl10(folder, "train", labeled, [1, 10])
+    write_stl10(folder, "unlabeled", unlabeled, None)
 
-    train, rest = load("stl10", "train", tmp_path), load("stl10", "unlabeled", tmp_path)
-    both = load("stl10", "train+unlabeled", tmp_path)
+    train, rest = load_dataset("stl10", "train", tmp_path), load_dataset("stl10", "unlabeled", tmp_path)
+    both = load_dataset("stl10", "train+unlabeled", tmp_path)
 
-    assert np.array_equal(train.fetch(torch.arange(2)).numpy(), labelled)
+    assert np.array_equal(train.fetch(torch.arange(2)).numpy(), labeled)
     assert train.targets.tolist() == [0, 9]
-    assert np.array_equal(rest.fetch(torch.arange(3)).numpy(), unlabelled)
+    assert np.array_equal(rest.fetch(torch.arange(3)).numpy(), unlabeled)
     assert rest.targets is None
-    assert np.array_equal(both.fetch(torch.arange(5)).numpy(), np.concatenate([labelled, unlabelled]))
+    assert np.array_equal(both.fetch(torch.arange(5)).numpy(), np.concatenate([labeled, unlabeled]))
     assert both.targets.tolist() == [0, 9, -1, -1, -1]
     assert train.class_names == names.STL10
 
@@ -169,31 +167,23 @@ def test_stl10_splits(tmp_path):
 def test_stl10_needs_a_label_for_each_image(tmp_path):
     write_stl10(tmp_path / "stl10_binary", "test", make_pixels(1, 96), [1, 2])
     with pytest.raises(UserError, match=r"test_y.bin: must hold 1 labels, as many as test_X.bin has images, got 2"):
-        load("stl10", "test", tmp_path)
+        load_dataset("stl10", "test", tmp_path)
 
 
 @pytest.mark.parametrize("label", [0, 11])
 def test_stl10_labels_are_1_to_10(tmp_path, label):
     write_stl10(tmp_path / "stl10_binary", "test", make_pixels(2, 96), [1, label])
     with pytest.raises(UserError, match=f"image 1 has label {label}, valid: 1 to 10"):
-        load("stl10", "test", tmp_path)
+        load_dataset("stl10", "test", tmp_path)
 
 
-def test_well_known_names_without_a_names_file(tmp_path):
+def test_class_names_are_the_official_ones(tmp_path):
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin", make_pixels(1, 32), [0], "test_batch.bin")
-    assert load("cifar10", "test", tmp_path).class_names[0] == "airplane"
+    assert load_dataset("cifar10", "test", tmp_path).class_names[0] == "airplane"
     assert len(set(names.CIFAR10)) == len(set(names.STL10)) == 10
     assert len(set(names.CIFAR100)) == 100
     assert len(set(names.CIFAR100_COARSE)) == 20
     assert list(names.CIFAR100) == sorted(names.CIFAR100)
-
-
-def test_names_file_of_another_length_is_refused(tmp_path):
-    folder = tmp_path / "cifar-10-batches-bin"
-    write_cifar10_binary(folder, make_pixels(1, 32), [0], "test_batch.bin")
-    (folder / "batches.meta.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match=r"batches.meta.txt: must hold 10 class names, got 2"):
-        load("cifar10", "test", tmp_path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3072, 3074])
@@ -202,19 +192,19 @@ def test_partial_record_names_file_and_sizes(tmp_path, size):
     folder.mkdir()
     (folder / "test_batch.bin").write_bytes(bytes(size))
     with pytest.raises(UserError, match=rf"test_batch.bin: {size} bytes .* records of 3073 bytes"):
-        load("cifar10", "test", tmp_path)
+        load_dataset("cifar10", "test", tmp_path)
 
 
 def test_missing_file_in_a_folder_that_is_there(tmp_path):
     (tmp_path / "cifar-10-batches-bin").mkdir()
     with pytest.raises(UserError, match=r"data_batch_1.bin: cannot be read: No such file"):
-        load("cifar10", "train", tmp_path)
+        load_dataset("cifar10", "train", tmp_path)
 
 
 def test_label_out_of_range(tmp_path):
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin", make_pixels(2, 32), [9, 10], "test_batch.bin")
     with pytest.raises(UserError, match=r"test_batch.bin: image 1 has label 10, valid: 0 to 9"):
-        load("cifar10", "test", tmp_path)
+        load_dataset("cifar10", "test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +225,13 @@ def test_pickles_with_wrong_contents(tmp_path, change, message):
     content = {b"data": make_pixels(2, 32).reshape(-1, 3072), b"labels": [0, 1]} | change
     dump_python2(tmp_path / "cifar-10-batches-py" / "test_batch", content)
     with pytest.raises(UserError, match=message):
-        load("cifar10", "test", tmp_path)
+        load_dataset("cifar10", "test", tmp_path)
 
 
 def test_pickle_must_hold_a_mapping(tmp_path):
     dump_python2(tmp_path / "cifar-10-batches-py" / "test_batch", [1, 2])
     with pytest.raises(UserError, match="must hold a mapping, got list"):
-        load("cifar10", "test", tmp_path)
+        load_dataset("cifar10", "test", tmp_path)
 
 
 class Bomb:
@@ -256,8 +246,8 @@ def test_hostile_pickle_runs_nothing(tmp_path):
     folder, flag = tmp_path / "cifar-10-batches-py", tmp_path / "ran"
     folder.mkdir()
     (folder / "test_batch").write_bytes(pickle.dumps({b"data": Bomb(flag)}, 2))
-    with pytest.raises(UserError, match=r"test_batch: refused, as its pickle wants posix\.mkdir|nt\.mkdir"):
-        load("cifar10", "test", tmp_path)
+    with pytest.raises(UserError, match=r"test_batch: refused: its pickle requires posix\.mkdir|nt\.mkdir"):
+        load_dataset("cifar10", "test", tmp_path)
     assert not flag.exists()
 
 
@@ -266,8 +256,8 @@ def test_pickle_globals_outside_the_list_are_refused(tmp_path, module):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "test_batch").write_bytes(b"\x80\x02c" + module.replace(" ", "\n").encode() + b"\n.")
-    with pytest.raises(UserError, match="refused, as its pickle wants " + module.replace(" ", ".")):
-        load("cifar10", "test", tmp_path)
+    with pytest.raises(UserError, match="refused: its pickle requires " + module.replace(" ", ".")):
+        load_dataset("cifar10", "test", tmp_path)
 
 
 def test_damaged_pickles(tmp_path):
@@ -276,5 +266,5 @@ def test_damaged_pickles(tmp_path):
     whole = path.read_bytes()
     for damaged in (b"", whole[:5], whole[:-20], whole[: len(whole) // 2], b"no pickle at all"):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"test_batch: is not a whole pickle"):
-            load("cifar10", "test", tmp_path)
+        with pytest.raises(UserError, match=r"test_batch: is not a valid pickle"):
+            load_dataset("cifar10", "test", tmp_path)

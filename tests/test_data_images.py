@@ -1,29 +1,30 @@
-"""Images in memory and in folders."""
+"""Images of any kind: what they hold, what they refuse, and sources from outside the package."""
 
-import os
+import io
+import tarfile
+import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from secu.data import FolderImages, Images, load
-from secu.data.images import CHUNK, decode, to_tensor
+from secu.config import DataConfig
+from secu.data import (
+    ArraySource,
+    FileSource,
+    Images,
+    changes,
+    load,
+    load_images,
+    open_images,
+    open_source,
+    remember,
+    splits_of,
+)
 from secu.errors import UserError
-
-
-def save(path, array, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(path, **options)
-
-
-def halves(height, width):
-    """Left half red, right half blue, and green rising downwards: every flip and turn shows."""
-    image = np.zeros((height, width, 3), np.uint8)
-    image[:, : width // 2, 0] = 255
-    image[:, width // 2 :, 2] = 255
-    image[:, :, 1] = np.linspace(0, 250, height).astype(np.uint8)[:, None]
-    return image
+from secu.registry import SOURCES
 
 
 def test_images_fetch_in_the_order_of_the_index():
@@ -31,131 +32,222 @@ def test_images_fetch_in_the_order_of_the_index():
     images = Images(pixels, torch.tensor([0, 1, 0, 1, -1]), ("a", "b"))
     assert len(images) == 5
     assert images.shape == (3, 2, 4)
+    assert images.ids == ("0", "1", "2", "3", "4")
     assert torch.equal(images.fetch(torch.tensor([4, 0, 4])), torch.stack([pixels[4], pixels[0], pixels[4]]))
+    assert images.position(3) == 3
+    assert np.array_equal(images.original(1), pixels[1].permute(1, 2, 0))
+    assert Images(pixels[:, :1]).original(1).shape == (2, 4)
+
+
+def test_features_can_be_images():
+    features = torch.randn(7, 12)
+    images = Images(features, torch.arange(7), ids=[f"row {i}" for i in range(7)])
+    assert len(images) == 7
+    assert images.shape == (12,)
+    assert images.fetch(torch.tensor([2, 2])).equal(features[[2, 2]])
+    assert images.fetch(torch.tensor([2])).dtype == torch.float32
+    chosen = images.select([6, 0])
+    assert chosen.tensor.equal(features[[6, 0]])
+    assert chosen.ids == ("row 6", "row 0")
+    assert chosen.targets.tolist() == [6, 0]
+    assert remember(images) == {}
 
 
 @pytest.mark.parametrize(
-    ("pixels", "targets", "message"),
+    ("tensor", "targets", "message"),
     [
-        (torch.zeros(2, 3, 4, 4), None, "pixels: must be torch.uint8 .* got torch.float32"),
-        (torch.zeros(2, 4, 4, dtype=torch.uint8), None, r"pixels: .* got torch.uint8 of shape \(2, 4, 4\)"),
-        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3).long(), r"targets: .* shape \(2,\), got .*\(3,\)"),
-        (
-            torch.zeros(2, 3, 4, 4, dtype=torch.uint8),
-            torch.zeros(2),
-            "targets: must be torch.int64 .* got torch.float32",
-        ),
+        (torch.zeros(2), None, r"images: must have shape \(N, …\), got \(2,\)"),
+        (torch.zeros(2, 3), torch.zeros(3).long(), r"targets: .* shape \(2,\), got .*\(3,\)"),
+        (torch.zeros(2, 3), torch.zeros(2), "targets: must be torch.int64 .* got torch.float32"),
     ],
 )
-def test_images_refuse_wrong_tensors(pixels, targets, message):
+def test_images_refuse_wrong_tensors(tensor, targets, message):
     with pytest.raises(UserError, match=message):
-        Images(pixels, targets)
+        Images(tensor, targets)
 
 
-def test_to_tensor_joins_strided_and_read_only_parts():
-    one = np.random.default_rng(0).integers(0, 256, (CHUNK + 3, 1, 2, 3), dtype=np.uint8)
-    two = np.random.default_rng(1).integers(0, 256, (4, 1, 3, 2), dtype=np.uint8).swapaxes(2, 3)
-    two.flags.writeable = False
-    assert np.array_equal(to_tensor([one, two]).numpy(), np.concatenate([one, two]))
+def test_images_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Images(torch.zeros(2, 3)).ids = ()
 
 
-@pytest.mark.parametrize(("side", "size"), [(32, 16), (32, 48), (96, 64)])
-def test_resized_images_match_pillow(side, size):
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, side, side), dtype=np.uint8)
-    expected = [Image.fromarray(image.transpose(1, 2, 0)).resize((size, size), Image.BILINEAR) for image in pixels]
-    got = to_tensor([pixels], size).numpy().transpose(0, 2, 3, 1)
-    assert np.abs(got.astype(int) - np.stack([np.asarray(image) for image in expected])).max() <= 1
+def test_select_keeps_the_classes_that_are_left():
+    images = Images(
+        torch.arange(8).view(4, 2),
+        torch.tensor([2, 0, -1, 1]),
+        ("a", "b", "c"),
+        columns={"price": [10, 20, 30, 40]},
+        skipped=[("x", "bad")],
+    )
+    some = images.select([3, 2, 0])
+    assert some.class_names == ("b", "c")
+    assert some.targets.tolist() == [0, -1, 1]
+    assert some.columns == {"price": [40, 30, 10]}
+    assert some.skipped == [("x", "bad")]
+    assert some.ids == ("3", "2", "0")
+    assert images.targets.tolist() == [2, 0, -1, 1]
 
 
-def test_folder_index_is_sorted_by_class_and_name(tmp_path):
-    for name in ("b/2.png", "b/10.JPEG", "a/z.jpg", "a/.hidden.png", "c/notes.txt", ".cache/x.png"):
-        save(tmp_path / name, halves(8, 8), format="PNG")
-    images = FolderImages.scan(tmp_path, image_size=4)
-    assert [os.path.relpath(path, tmp_path) for path in images.paths] == ["a/z.jpg", "b/10.JPEG", "b/2.png"]
-    assert images.class_names == ("a", "b", "c")
-    assert images.targets.tolist() == [0, 1, 1]
-    assert images.targets.dtype == torch.int64
-    assert images.shape == (3, 4, 4)
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "p"
+    folder.mkdir()
+    for i in range(40):
+        Image.new("L", (4, 4), 5 * i).save(folder / f"{i}.png")
+    return folder
 
 
-def test_folder_fetch_returns_rows_in_the_order_of_the_index(tmp_path):
-    for number in range(40):
-        save(tmp_path / "only" / f"{number:02}.png", np.full((5, 7, 3), number * 6, np.uint8))
-    images = FolderImages.scan(tmp_path, image_size=3)
-    index = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    batch = images.fetch(index)
-    assert batch.shape == (40, 3, 3, 3)
-    assert batch.dtype == torch.uint8
-    assert torch.equal(batch, (index * 6).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 3, 3))
+def test_features_show_the_pictures_that_they_are_of(files, tmp_path):
+    source = open_source(files)
+    pixels = load_images(source, (1, 4, 4), cache=tmp_path / "cache")
+    features = replace(pixels, tensor=torch.randn(len(pixels), 4))
+    assert features.shape == (4,)
+    index = torch.tensor([3, 0])
+    assert features.pictures(index, 64).equal(pixels.fetch(index))
+    (files / "0.png").unlink()
+    missing = features.pictures(index, 64)
+    assert missing[0].equal(pixels.fetch(index)[0])
+    assert (missing[1] == 255).all()
+    assert Images(torch.randn(5, 4)).pictures(torch.tensor([1, 2]), 64).shape == (2, 1, 1, 1)
 
 
-@pytest.mark.parametrize(("height", "width"), [(40, 100), (100, 40), (64, 64), (16, 20)])
-def test_decode_scales_the_shorter_side_and_cuts_the_centre(tmp_path, height, width):
-    array = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    image = Image.fromarray(array).resize((width, height), Image.BICUBIC)
-    image.save(tmp_path / "x.png")
-    scale = 32 / min(width, height)
-    whole = np.asarray(image.resize((round(width * scale), round(height * scale)), Image.BILINEAR)).astype(int)
-    top, left = (whole.shape[0] - 32) // 2, (whole.shape[1] - 32) // 2
-    expected = whole[top : top + 32, left : left + 32].transpose(2, 0, 1)
-    assert np.abs(decode(tmp_path / "x.png", 32).astype(int) - expected).mean() < 3  # half a pixel apart at most
+def test_type_of_the_inputs():
+    assert Images(torch.randn(5, 4).half()).dtype == torch.float16
+    assert Images(None, numbers=range(3), shape=(1, 2, 2)).dtype == torch.uint8
 
 
-def test_decode_of_a_large_jpeg_stays_close_to_a_full_decode(tmp_path):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8))
-    image = image.resize((800, 600), Image.BICUBIC)
-    image.save(tmp_path / "x.jpg", quality=95)
-    exact = np.asarray(image.crop((100, 0, 700, 600)).resize((100, 100), Image.BILINEAR)).transpose(2, 0, 1)
-    difference = np.abs(decode(tmp_path / "x.jpg", 100).astype(int) - exact).mean()
-    assert difference < 8, difference
+def test_originals_are_files_bytes_or_pixels(files, tmp_path):
+    from_files = load_images(open_source(files), (1, 2, 2), cache=tmp_path / "cache")
+    assert from_files.original(7) == files / "7.png"
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("2.png", "1.png"):
+            tar.add(files / name, name)
+    packed = load_images(open_source(tmp_path / "a.tar"), (1, 2, 2), cache=tmp_path / "cache")
+    assert packed.ids == ("1.png", "2.png")
+    assert packed.original(0) == (files / "1.png").read_bytes()
+    assert packed.position(0) > packed.position(1)
+    array = np.linspace(0, 1, 3 * 5 * 4 * 3, dtype=np.float32).reshape(3, 5, 4, 3)
+    in_memory = load_images(open_images(array), (3, 2, 2)).select([2, 0])
+    assert np.array_equal(in_memory.original(0), np.rint(array[2] * 255))
+    assert in_memory.original(0).dtype == np.uint8
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_decode_turns_photos_upright(tmp_path, orientation):
-    upright = Image.fromarray(halves(48, 48))
-    undo = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_90,  # stored turned to the left, to be shown turned back to the right
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_270,
-    }
-    stored = upright.transpose(undo[orientation]) if orientation in undo else upright
+def test_what_is_in_memory_needs_every_image(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
+    (files / "3.png").write_bytes(b"spoiled")
+    paths = [files / f"{i}.png" for i in range(5)]
+    for source, strict in ((open_images(paths), False), (open_source(files), True)):
+        with pytest.raises(UserError, match=r"source: .*3.png cannot be read: not an image"):
+            load_images(source, (1, 4, 4), strict=strict, allow_bad=True)
+    calls = []
+    one = load_images(open_images([paths[2]]), (1, 4, 4), progress=lambda *a: calls.append(a))
+    assert one.tensor.unique().tolist() == [10]
+    assert calls == [(1, 1)]
+    assert not (tmp_path / "data").exists()
+
+
+def test_known_images_are_recognized_by_their_pixels(files, tmp_path):
+    (files / "3.png").write_bytes(b"spoiled")
+    images = load_images(open_source(files), (1, 4, 4), cache=tmp_path / "cache")
+    known = remember(images)
+    assert list(known) == [f"{i}.png" for i in range(40)]
+    assert known["3.png"] is None
+    assert known["7.png"] == zlib.crc32(images.tensor[6].numpy())
+    assert changes(known, known) == ""
+    Image.new("L", (4, 4), 9).save(files / "8.png")
+    (files / "9.png").rename(files / "new.png")
+    now = remember(load_images(open_source(files), (1, 4, 4), cache=tmp_path / "cache"))
+    told = "1 gone (first 9.png), 1 new (first new.png), 1 changed (first 8.png)"
+    assert changes(known, now) == told
+
+
+# Sources from outside the package
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    monkeypatch.setattr(SOURCES, "_parts", dict(SOURCES._parts))
+    return SOURCES
+
+
+def test_a_source_from_outside(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
+
+    @sources.register("stripes")
+    def open_stripes(rest, split):
+        levels = np.arange(int(rest), dtype=np.uint8)[:, None, None] + (100 if split == "test" else 0)
+        targets = np.arange(int(rest)) % 2
+        return ArraySource(
+            "stripes", np.broadcast_to(levels, (int(rest), 6, 6)), targets=targets, class_names=("a", "b")
+        )
+
+    open_stripes.splits = ("train", "test")
+    assert splits_of("stripes:30") == ("train", "test")
+    source = open_source("stripes:30")
+    assert source.place == "stripes:30"  # what a run stores, and opens again
+    data = DataConfig(source=source.place, image_size=6, channels=1)
+    images = load(data)
+    assert images.tensor[:, 0, 0, 0].tolist() == list(range(30))
+    assert images.targets.tolist() == [0, 1] * 15
+    assert images.class_names == ("a", "b")
+    assert load(data, "test").tensor[0, 0, 0, 0] == 100
+    assert load(DataConfig(source="stripes:30", image_size=3, channels=3)).shape == (3, 3, 3)
+    assert not (tmp_path / "data").exists()  # an array in memory is not cached: nobody knows when it changes
+
+
+def test_files_from_outside_are_cached_like_any_other(sources, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
+
+    @sources.register("shelf")
+    def open_shelf(rest, split):
+        paths = sorted(files.glob(f"{rest}*.png"))
+        return FileSource("shelf", "", [path.stem for path in paths], [str(path) for path in paths])
+
+    images = load(DataConfig(source="shelf:1", image_size=4, channels=1))
+    assert images.ids == ("1", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19")
+    assert images.original(1) == files / "10.png"
+    assert len(remember(images)) == 11
+    assert len(list((tmp_path / "data" / "images").iterdir())) == 1
+
+
+def test_a_kind_that_nobody_knows_is_taken_for_a_path():
+    with pytest.raises(UserError, match=r"source: datset:cifar10 does not exist; expected a folder.* or dataset:NAME"):
+        open_source("datset:cifar10")
+
+
+# What Python code has in memory
+
+
+def test_a_tensor_a_list_and_a_path_are_sources(files):
+    expected = np.stack([np.asarray(Image.open(files / f"{i}.png")) for i in range(5)])
+    paths = [files / f"{i}.png" for i in range(5)]
+    given = [
+        expected,
+        torch.from_numpy(expected),
+        torch.from_numpy(expected.reshape(5, 16)),
+        torch.from_numpy(expected / np.float32(255)).requires_grad_(),
+        paths,
+        np.array([str(path) for path in paths]),
+        [Image.open(path) for path in paths],
+    ]
+    for images in given:
+        source = open_images(images)
+        assert source.place == ""
+        found = load_images(source, (1, 4, 4))
+        assert np.array_equal(found.tensor[:, 0], expected)
+    assert len(open_images(files)) == 40
+
+
+def test_pictures_in_memory_are_decoded_like_files(tmp_path):
+    turned = Image.new("RGB", (6, 4), (250, 0, 0))
+    turned.paste((0, 0, 250), (3, 0, 6, 4))
     exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored.save(tmp_path / "x.jpg", quality=100, subsampling=0, exif=exif)
-    got = decode(tmp_path / "x.jpg", 48).astype(int)
-    assert np.abs(got - np.asarray(upright).transpose(2, 0, 1)).mean() < 5
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1"])
-def test_decode_makes_rgb_of_every_mode(tmp_path, mode):
-    path = tmp_path / ("x.jpg" if mode == "CMYK" else "x.png")
-    Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(path)
-    got = decode(path, 4)
-    assert got.shape == (3, 4, 4)
-    assert got.min() > 250
-
-
-@pytest.mark.parametrize("kind", ["empty", "text", "cut", "folder"])
-def test_unreadable_file_is_named(tmp_path, kind):
-    path = tmp_path / "train" / "cat" / "bad.JPEG"
-    save(path, halves(64, 64), format="JPEG")
-    save(path.with_name("good.JPEG"), halves(64, 64), format="JPEG")
-    if kind == "folder":
-        path.unlink()
-        path.mkdir()
-    else:
-        path.write_bytes({"empty": b"", "text": b"hello", "cut": path.read_bytes()[:700]}[kind])
-    images = load("imagenet", "train", tmp_path, image_size=16)
-    assert images.fetch(torch.tensor([1])).shape == (1, 3, 16, 16)
-    with pytest.raises(UserError, match=r"bad\.JPEG: cannot be read as an image"):
-        images.fetch(torch.tensor([1, 0]))
-
-
-def test_folder_without_class_folders_is_explained(tmp_path):
-    save(tmp_path / "flat.png", halves(4, 4))
-    with pytest.raises(UserError, match=r"no images found; they must lie in one folder a class"):
-        FolderImages.scan(tmp_path)
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    turned.save(buffer, "PNG", exif=exif)
+    (tmp_path / "a.png").write_bytes(buffer.getvalue())
+    pictures = [Image.open(tmp_path / "a.png"), Image.new("P", (5, 5)), Image.new("LA", (5, 5), (9, 0))]
+    for i, picture in enumerate(pictures):
+        picture.save(tmp_path / f"{i}.png", exif=picture.getexif())
+        in_file = open_source(tmp_path / f"{i}.png").decode(0, 4, 3)
+        assert np.array_equal(open_images(pictures).decode(i, 4, 3), in_file)

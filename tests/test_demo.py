@@ -8,27 +8,43 @@ import pytest
 from PIL import Image
 
 from secu import cli
+from secu.apps.demo import Demo, free_folder, kmeans_on_pixels, run_demo
+from secu.cluster.metrics import score
+from secu.config import DataConfig
 from secu.data import load
-from secu.demo import Demo, free_folder, kmeans_on_pixels, run_demo
-from secu.metrics import score
-from secu.training import Listener
+from secu.errors import UserError
+from secu.train.listener import Listener
 
+DIGITS = DataConfig(source="dataset:digits")
 SHORT = ("optim.epochs=1", "optim.batch_size=256", "encoder.dim=8")
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "run"
-    return run_demo(out, seed=4, overrides=SHORT, listener=Listener())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secu.results.report.layout.LEAST_POINTS", 10**9)  # see quick_map
+        return run_demo(out, seed=4, overrides=SHORT, listener=Listener())
 
 
-def test_the_demo_leaves_a_whole_run_folder(short):
+def test_the_demo_leaves_a_complete_run_folder(short):
     assert sorted(path.name for path in short.run.path.iterdir()) == [
-        *("assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png", "metrics.jsonl"),
-        *("model.safetensors", "report.html", "run.json", "state.pt", "summary.json"),
+        "assignments.csv",
+        "assignments.parquet",
+        "clusters.csv",
+        "config.yaml",
+        "exemplars.png",
+        "metrics.jsonl",
+        "model.safetensors",
+        "report.html",
+        "run.json",
+        "skipped.csv",
+        "state.pt",
+        "summary.json",
     ]
     config = short.run.config()
-    assert (config.seed, config.data.name, config.heads[0], config.optim.epochs) == (4, "digits", 10, 1)
+    assert (config.seed, config.data.source, config.clusters, config.optim.epochs) == (4, "dataset:digits", 10, 1)
+    assert short.run.record()["command"] == "demo"
     with Image.open(short.run.path / "exemplars.png") as picture:
         assert picture.width > 800
         assert picture.getextrema() == ((0, 255),) * 3
@@ -47,18 +63,19 @@ def test_the_summary_holds_the_scores_and_the_time(short):
 
 def test_the_scores_are_those_of_the_assignments(short):
     rows = (short.run.path / "assignments.csv").read_text().splitlines()[1:]
-    images = load("digits", "all")
+    images = load(DIGITS)
     found = images.targets.new_tensor([int(row.split(",")[1]) for row in rows])
     assert score(images.targets.numpy(), found.numpy()) == short.secu
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_k_means_on_the_pixels_reaches_0_79(seed):
-    scores = kmeans_on_pixels(load("digits", "all"), 10, seed)
+    scores = kmeans_on_pixels(load(DIGITS), 10, seed)
     assert scores.acc == pytest.approx(0.79, abs=0.015)
     assert scores.nmi == pytest.approx(0.74, abs=0.015)
 
 
+@pytest.mark.usefixtures("quick_map")
 def test_a_second_demo_gets_another_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tables = []
@@ -86,6 +103,15 @@ def test_a_free_folder_is_the_first_that_does_not_exist(tmp_path):
     wanted.mkdir()
     (tmp_path / "demo-2").write_text("a file is in the way too")
     assert free_folder(wanted) == tmp_path / "demo-3"
+
+
+def test_a_mistake_is_found_before_any_work_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("secu.apps.demo.kmeans_on_pixels", lambda *a: pytest.fail("work was started"))
+    with pytest.raises(UserError, match="device: 'gpu'"):
+        run_demo(tmp_path / "run", seed=0, overrides=(), listener=Listener(), device="gpu")
+    with pytest.raises(UserError, match=r"optim\.epoch: unknown"):
+        run_demo(tmp_path / "run", seed=0, overrides=("optim.epoch=1",), listener=Listener())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """SeCu as a scikit-learn estimator: the contract, the same results as the command line, and bad input."""
 
-import csv
 import errno
 import json
 import math
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,15 +25,18 @@ from typer.testing import CliRunner
 
 import secu
 from secu import SeCu
+from secu.apps.fit import FitRequest, prepare
+from secu.apps.fit import fit as run_fit
+from secu.apps.images import images_of
+from secu.apps.selflabel import self_label
 from secu.cli import app
+from secu.cluster.metrics import accuracy
 from secu.config import Config
-from secu.data.own.memory import open_images
+from secu.data import load_images, open_images
 from secu.errors import UserError
-from secu.fit import Request, decode_all, images_of
-from secu.fit import fit as run_fit
-from secu.metrics import accuracy
-from secu.run import Run
-from secu.selflabel import self_label
+from secu.results.tables import read_assignments
+from secu.train.listener import Listener
+from secu.train.run import Run
 
 DIGITS = load_digits()
 X = (DIGITS.images[:60] * 15).astype(np.uint8)
@@ -86,16 +89,19 @@ def test_what_a_fit_leaves(fitted):
     assert fitted.n_features_in_ == 64
     assert fitted.ids_.tolist() == [str(i) for i in range(60)]
     assert isinstance(fitted.config_, Config)
-    assert fitted.config_.heads[0] == 4
+    assert fitted.config_.clusters == 4
     assert [record["epoch"] for record in fitted.history_] == [0, 1]
     assert any("train longer" in warning for warning in fitted.warnings_)
 
 
 def test_predictions_agree_with_one_another(fitted):
-    found, chances, embeddings = fitted.predict(X), fitted.predict_proba(X), fitted.transform(X)
+    found = fitted.predict(X)
+    probabilities = fitted.predict_proba(X)
+    embeddings = fitted.transform(X)
     assert np.array_equal(found, fitted.labels_)
-    assert np.array_equal(chances.argmax(1), found)
-    assert np.allclose(chances.sum(1), 1, atol=1e-5)
+    assert (found.dtype, probabilities.dtype, embeddings.dtype) == (np.int64, np.float32, np.float32)
+    assert np.array_equal(probabilities.argmax(1), found)
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
     assert np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)
     assert np.array_equal((embeddings @ fitted.cluster_centers_.T).argmax(1), found)
     assert fitted.score(X, Y) == accuracy(Y, found)
@@ -120,7 +126,8 @@ def test_a_refit_gives_the_same_and_another_seed_something_else(fitted):
 
 
 def test_a_random_state_may_be_missing_or_numpys():
-    free, drawn = small(random_state=None).fit(X), small(random_state=np.random.RandomState(5)).fit(X)
+    free = small(random_state=None).fit(X)
+    drawn = small(random_state=np.random.RandomState(5)).fit(X)
     assert same(small(random_state=free.config_.seed).fit(X), free)
     assert drawn.config_.seed == np.random.RandomState(5).randint(2**31)
     with pytest.raises(ValueError, match="seed"):
@@ -155,7 +162,8 @@ def test_pickles(fitted):
     assert pickle.loads(pickle.dumps(SeCu(3))).get_params() == SeCu(3).get_params()
     before = fitted.transform(X)
     copy = pickle.loads(pickle.dumps(fitted))
-    assert not copy._models  # tensors of a GPU would not load where there is none
+    assert not copy._predictors  # tensors of a GPU would not load where there is none
+    assert "_predictors" not in pickle.loads(pickle.dumps(SeCu(3))).__dict__
     assert same(copy, fitted)
     assert np.array_equal(copy.transform(X), before)
     assert copy.config_ == fitted.config_
@@ -181,7 +189,7 @@ def test_numbers_may_come_from_numpy(tmp_path):
 
 
 def squares(table):
-    """Turn the tables of scikit-learn's checks into grey squares of 0 to 1; what is wrong with them stays wrong."""
+    """Turn the tables of scikit-learn's checks into gray squares of 0 to 1; what is wrong with them stays wrong."""
     try:
         array = np.asarray(table, np.float32 if getattr(table, "dtype", None) == np.float32 else np.float64)
     except (TypeError, ValueError):
@@ -196,13 +204,13 @@ def squares(table):
 
 
 class Table(SeCu):
-    """SeCu for scikit-learn's checks, whose data are tables of any width and which like to ask for one cluster."""
+    """SeCu for scikit-learn's checks, whose data are tables of any width, and some of which ask for one cluster."""
 
     def fit(self, X, y=None):
         return super().fit(squares(X), y)
 
-    def _embed(self, X):
-        return super()._embed(squares(X))
+    def _images(self, X):
+        return super()._images(squares(X))
 
     def _request(self, source):
         request = super()._request(source)
@@ -240,14 +248,15 @@ def test_another_number_of_features(fitted):
 def test_the_same_as_fit_of_a_file(tmp_path):
     np.save(tmp_path / "x.npy", X)
     overrides = {"seed": 3, "optim": {"epochs": 1, "lr": 0.02}}
-    request = Request(str(tmp_path / "x.npy"), 4, 0.8, None, overrides, "cpu")
-    _, model, results = run_fit(request, tmp_path / "run", report=False)
+    prepared = prepare(FitRequest(str(tmp_path / "x.npy"), 4, 0.8, None, overrides, "cpu"))
+    finished = run_fit(prepared, tmp_path / "run", report=False)
+    results = finished.results
     ours = small(balance=0.8, random_state=3, settings={"optim.lr": 0.02}).fit(X)
     assert np.array_equal(ours.labels_, results.predictions.cluster.numpy())
-    assert np.array_equal(ours.cluster_centers_, model.clustering.head().numpy())
+    assert np.array_equal(ours.cluster_centers_, results.centers.numpy())
     assert np.array_equal(ours.transform(X), results.embeddings.numpy())
     assert ours.warnings_ == results.warnings
-    for (key, theirs), (_, value) in zip(model.config, ours.config_, strict=True):
+    for (key, theirs), (_, value) in zip(finished.run.config(), ours.config_, strict=True):
         assert theirs == value or key == "data"
 
 
@@ -256,7 +265,8 @@ def test_the_same_as_the_command_line(tmp_path):
     options = ["-k", "4", "--out", str(tmp_path / "run"), "--device", "cpu", "--seed", "3", "optim.epochs=1"]
     done = CliRunner().invoke(app, ["fit", str(tmp_path / "x.npy"), *options])
     assert done.exit_code == 0, done.output
-    theirs, ours = SeCu.load(tmp_path / "run", device="cpu"), small(random_state=3).fit(X)
+    theirs = SeCu.load(tmp_path / "run", device="cpu")
+    ours = small(random_state=3).fit(X)
     assert same(ours, theirs)
     assert np.array_equal(ours.predict_proba(X), theirs.predict_proba(X))
     assert ours.warnings_ == theirs.warnings_
@@ -265,7 +275,7 @@ def test_the_same_as_the_command_line(tmp_path):
     assert timeless == [{key: r[key] for key in ("epoch", "loss", "changed")} for r in theirs.history_]
 
 
-def test_the_command_line_goes_on_from_what_was_saved(fitted, tmp_path):
+def test_the_command_line_uses_what_was_saved(fitted, tmp_path):
     np.save(tmp_path / "x.npy", X)
     fitted.save(tmp_path / "run")
     table = tmp_path / "found.csv"
@@ -277,7 +287,7 @@ def test_the_command_line_goes_on_from_what_was_saved(fitted, tmp_path):
 # ---- what X may be
 
 
-def test_all_kinds_of_grey_images_are_the_same(fitted, tmp_path):
+def test_all_kinds_of_gray_images_are_the_same(fitted, tmp_path):
     paths = as_files(tmp_path / "photos")
     np.save(tmp_path / "x.npy", X)
     kinds = {
@@ -304,14 +314,14 @@ def test_all_kinds_of_grey_images_are_the_same(fitted, tmp_path):
         assert same(small().fit(kinds[name]), fitted), name
 
 
-def test_colour():
-    colour = np.random.default_rng(0).integers(0, 255, (40, 10, 12, 3), np.uint8)
-    fitted = small(2).fit(colour)
+def test_color():
+    color = np.random.default_rng(0).integers(0, 255, (40, 10, 12, 3), np.uint8)
+    fitted = small(2).fit(color)
     assert fitted.n_features_in_ == 360
     assert len(fitted.config_.data.mean) == 3
-    assert same(small(2).fit(colour.transpose(0, 3, 1, 2)), fitted)
-    assert same(small(2).fit([Image.fromarray(image) for image in colour]), fitted)
-    assert fitted.predict(X).shape == (60,)  # grey ones are shown to it in colour
+    assert same(small(2).fit(color.transpose(0, 3, 1, 2)), fitted)
+    assert same(small(2).fit([Image.fromarray(image) for image in color]), fitted)
+    assert fitted.predict(X).shape == (60,)  # gray ones are shown to it in color
 
 
 def test_ids_and_images_that_cannot_be_read(tmp_path):
@@ -328,20 +338,24 @@ def test_ids_and_images_that_cannot_be_read(tmp_path):
         small().fit(paths)
     lines = [str(path) for path in (paths[0], paths[1], paths[0])]
     (tmp_path / "twice.csv").write_text("\n".join(["path", *lines]))
-    with pytest.raises(UserError, match=r"X: .*000.png: .*; each row needs an answer"):
+    with pytest.raises(UserError, match=r"X: .*000.png: .*; predict needs every image"):
         fitted.predict(tmp_path / "twice.csv")
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "HSV", "exif", "transparent"])
 def test_pictures_are_decoded_as_their_files_are(mode, tmp_path):
     noise = np.random.default_rng(1).integers(0, 255, (20, 30, 4), np.uint8)
-    picture, path, options = Image.fromarray(noise, "RGBA"), tmp_path / "x.png", {}
+    picture = Image.fromarray(noise, "RGBA")
+    path = tmp_path / "x.png"
+    options = {}
     if mode == "exif":
-        picture, path = picture.convert("RGB"), tmp_path / "x.tiff"
+        picture = picture.convert("RGB")
+        path = tmp_path / "x.tiff"
         options["exif"] = Image.Exif()
         options["exif"][0x0112] = 6
     elif mode == "transparent":
-        picture, options = picture.convert("RGB").quantize(8), {"transparency": 2}
+        picture = picture.convert("RGB").quantize(8)
+        options["transparency"] = 2
     elif mode == "I;16":
         picture = Image.fromarray(noise[..., 0].astype(np.uint16) * 256)
     else:
@@ -350,8 +364,9 @@ def test_pictures_are_decoded_as_their_files_are(mode, tmp_path):
     (picture.convert("RGB") if mode == "HSV" else picture).save(path, **options)
     given = picture if mode not in ("exif", "transparent") else Image.open(path)
     for channels in (1, 3):
-        in_memory = decode_all(open_images([given]), 8, channels).pixels
-        assert torch.equal(in_memory, decode_all(open_images([path]), 8, channels).pixels)
+        in_memory = load_images(open_images([given]), (channels, 8, 8))
+        from_file = load_images(open_images([path]), (channels, 8, 8))
+        assert torch.equal(in_memory.tensor, from_file.tensor)
 
 
 def test_dark_images_alone_are_on_the_scale_that_fit_saw(tmp_path):
@@ -368,7 +383,7 @@ def test_another_scale_than_that_of_fit_is_refused(tmp_path):
     fitted = small().fit(X / 255)
     fitted.save(tmp_path / "run")
     for estimator in (fitted, SeCu.load(tmp_path / "run")):
-        with pytest.raises(UserError, match=r"X holds values from 0 to 240.* the run was trained on float 0..1"):
+        with pytest.raises(UserError, match=r"X contains values from 0 to 240.* the run was trained on float 0..1"):
             estimator.predict(X.astype(np.float32))
         assert np.array_equal(estimator.predict(X), fitted.labels_)  # bytes have a scale of their own
 
@@ -377,20 +392,20 @@ def test_what_was_fitted_to_a_folder_knows_its_images(tmp_path):
     paths = as_files(tmp_path / "photos")
     small().fit(tmp_path / "photos").save(tmp_path / "run")
     (tmp_path / "photos" / "new.png").write_bytes(paths[0].read_bytes())
-    assert len(images_of(Run.open(tmp_path / "run"))) == len(X)
+    assert len(images_of(Run.open(tmp_path / "run"), Listener())) == len(X)
 
 
-# ---- what is told, and what is left
+# ---- what is reported, and what is left
 
 
-def test_the_callback_hears_of_each_epoch():
-    heard = []
-    fitted = small(callback=heard.append).fit(X)
-    assert heard == fitted.history_
-    assert {"epoch", "loss", "largest", "smallest", "changed", "seconds"} <= heard[0].keys()
+def test_the_callback_receives_each_epoch():
+    records = []
+    fitted = small(callback=records.append).fit(X)
+    assert records == fitted.history_
+    assert {"epoch", "loss", "center_loss", "largest", "smallest", "changed", "seconds"} <= records[0].keys()
 
 
-def test_silence_and_its_opposite(capfd):
+def test_silent_and_verbose(capfd):
     small(callback=lambda record: print("mine")).fit(X).predict(X)
     assert capfd.readouterr() == ("mine\nmine\n", "")
     small(verbose=1).fit(X)
@@ -411,7 +426,7 @@ def test_a_fit_leaves_nothing_behind(tmp_path, monkeypatch):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_run_may_be_left(fitted, tmp_path):
+def test_a_run_may_be_kept(fitted, tmp_path):
     estimator = small(out=tmp_path / "run").fit(X)
     assert same(estimator, fitted)
     assert {"report.html", "assignments.csv", "clusters.csv", "state.pt"} <= {
@@ -440,7 +455,7 @@ def test_save_and_load(fitted, tmp_path, monkeypatch):
     assert same(SeCu.load(tmp_path / "run"), fitted)
 
 
-def test_a_full_disk_costs_neither_the_old_run_nor_leaves_half_a_new_one(fitted, tmp_path, monkeypatch):
+def test_a_full_disk_neither_costs_the_old_run_nor_leaves_half_a_new_one(fitted, tmp_path, monkeypatch):
     fitted.save(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     write = Path.write_bytes
@@ -460,7 +475,12 @@ def test_a_full_disk_costs_neither_the_old_run_nor_leaves_half_a_new_one(fitted,
 def test_what_cannot_be_loaded(fitted, tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
         SeCu.load(tmp_path)
-    for name, match in {"model.safetensors": "has no model", "assignments.csv": "stopped early"}.items():
+    no = "no .*/assignments.csv; was it stopped early"
+    for name, match in {
+        "model.safetensors": "has no model",
+        "assignments.csv": no,
+        "run.json": "no .*/run.json",
+    }.items():
         fitted.save(tmp_path / name)
         (tmp_path / name / name).unlink()
         with pytest.raises(UserError, match=match):
@@ -474,10 +494,69 @@ def test_what_cannot_be_loaded(fitted, tmp_path):
         (tmp_path / "bad" / name).write_text(text)
         with pytest.raises(UserError, match="run: "):
             SeCu.load(tmp_path / "bad")
-    recipe = fitted.config_.model_copy(update={"data": fitted.config_.data.model_copy(update={"image_size": None})})
-    Run.create(tmp_path / "recipe", recipe)
-    with pytest.raises(UserError, match="trained on own"):
-        SeCu.load(tmp_path / "recipe")
+    unknown = fitted.config_.model_copy(update={"data": fitted.config_.data.model_copy(update={"image_size": None})})
+    fitted.save(tmp_path / "unknown")
+    Run(tmp_path / "unknown").create(tmp_path / "other", unknown)
+    for name in ("run.json", "metrics.jsonl", "model.safetensors", "assignments.csv", "clusters.csv"):
+        shutil.copy(tmp_path / "unknown" / name, tmp_path / "other")
+    with pytest.raises(UserError, match=r"data\.image_size: must be a number of pixels"):
+        SeCu.load(tmp_path / "other")
+
+
+def test_a_run_of_a_recipe_is_loaded(tiny_digits, tmp_path):
+    """A run knows its input, so that one of a named data set, like that of ``secu demo``, is used like any other."""
+    loaded = SeCu.load(tiny_digits.path, device="cpu")
+    table = read_assignments(tiny_digits.path / "assignments.csv")
+    assert (loaded.n_clusters, loaded.n_features_in_, loaded.balance) == (10, 64, 0.9)
+    assert loaded.labels_.tolist() == table["cluster"]
+    assert loaded.ids_.tolist() == table["id"]
+    assert np.array_equal(loaded.predict(DIGITS.images), loaded.labels_)
+    assert loaded.transform(DIGITS.images[:3]).shape == (3, 8)
+    loaded.save(tmp_path / "saved")
+    assert same(SeCu.load(tmp_path / "saved", device="cpu"), loaded)
+    assert Run.open(tmp_path / "saved").config() == tiny_digits.config()
+
+
+def test_the_head_that_answers_is_loaded(tiny_digits, tmp_path):
+    """Not always the first one."""
+    shutil.copytree(tiny_digits.path, tmp_path / "run")
+    Run(tmp_path / "run").amend({"answer": 1})
+    loaded = SeCu.load(tmp_path / "run", device="cpu")
+    assert loaded.n_clusters == 20
+    assert loaded.cluster_centers_.shape == (20, 8)
+    assert loaded.predict_proba(X).shape == (60, 20)
+
+
+def test_the_columns_of_the_table_may_be_in_any_order(fitted, tmp_path):
+    """Labels are read by the names of the columns, and with their types."""
+    fitted.save(tmp_path / "run")
+    path = tmp_path / "run" / "assignments.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    path.write_text("".join(",".join(["more", *row[::-1]]) + "\n" for row in rows))
+    loaded = SeCu.load(tmp_path / "run", device="cpu")
+    assert np.array_equal(loaded.labels_, fitted.labels_)
+    assert loaded.labels_.dtype == np.int64
+    assert loaded.ids_.tolist() == fitted.ids_.tolist()
+    assert loaded.warnings_ == fitted.warnings_
+
+
+def test_another_device_needs_no_file(fitted, monkeypatch):
+    """The model is in memory: what is asked for later is built from it, on the device that is wanted then."""
+    copy = pickle.loads(pickle.dumps(fitted))
+    places = []
+    build = secu.estimator.method_of
+
+    def noted(config, tensors, device, name):
+        places.append(device)
+        return build(config, tensors, torch.device("cpu"), name)
+
+    monkeypatch.setattr("secu.estimator.method_of", noted)
+    monkeypatch.setattr("secu.estimator.choose_device", torch.device)
+    monkeypatch.setattr("secu.estimator.TemporaryDirectory", None)
+    monkeypatch.setattr("tempfile.mkdtemp", None)
+    for device in ("cpu", "meta", "cpu"):
+        assert np.array_equal(copy.set_params(device=device).predict(X), fitted.labels_)
+    assert places == [torch.device("cpu"), torch.device("meta")]  # each is built once
 
 
 def test_a_loaded_estimator_of_the_command_line_has_no_note(fitted, tmp_path):
@@ -542,14 +621,14 @@ def test_an_empty_folder(fitted, tmp_path):
         ({"device": "abacus"}, "device: 'abacus' is not available"),
         ({"settings": ["optim.lr=1"]}, "settings: .* must be a dict"),
         ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean lr"),
-        ({"settings": {"heads": [5, 10]}}, r"heads: \[5, 10\] must begin with the 4 clusters"),
+        ({"settings": {"heads": [5, 10]}}, r"heads: \[5, 10\] must start with the requested 4 clusters"),
         ({"settings": {"optim.lr": 1e38, "optim.initial_epochs": 0}}, "is not finite; lower optim.lr"),
         ({"self_label": "no"}, "self_label: 'no' must be True, False or the settings"),
         ({"self_label": True, "settings": {"selflabel.kept": 7}}, "selflabel.kept: 7: input should be less than"),
         ({"self_label": {"optim.epoch": 7}}, "optim.epoch: unknown setting; did you mean epochs"),
-        ({"self_label": {"heads": [3]}}, r"heads: self-labeling teaches .*, so it must be \[4\], got \[3\]"),
+        ({"self_label": {"heads": [3]}}, r"heads: self-labeling continues .*, so it must be \[4\], got \[3\]"),
         ({"self_label": {"engine": "graph"}}, "engine: graph needs a CUDA device"),
-        ({"self_label": {"data.mean": [0.1]}}, "data.mean: self-labeling teaches"),
+        ({"self_label": {"data.mean": [0.1]}}, "data.mean: self-labeling continues"),
         ({"settings": {"selflabel.kept": 0.7}}, "settings: selflabel is only read with self_label=True"),
     ],
 )
@@ -562,40 +641,42 @@ def test_bad_parameters_are_one_line_and_leave_no_run(parameters, message, tmp_p
 
 def test_wrong_labels_for_the_score(fitted):
     for labels in (None, Y[:10], Y[:, None]):
-        with pytest.raises(UserError, match=r"y: true labels of shape .* for 60 images"):
+        with pytest.raises(UserError, match=r"y: expected one true label per image \(60\), got shape"):
             fitted.score(X, labels)
 
 
 def test_self_label_is_fit_and_then_the_second_stage(tmp_path):
-    """The estimator against the two functions by themselves: same clusters, and a model that says so."""
+    """The estimator compared with the two functions by themselves: same clusters, and a model that gives them."""
     settings = {"encoder.dim": 16}
     records = []
     model = small(self_label=True, settings=settings, out=tmp_path / "run", callback=records.append).fit(X)
-    assert len(records) == 2 + 100  # one initial epoch and one more, then the second stage's
+    assert len(records) == 2 + 100  # the initial epoch and one more, then those of the second stage
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith("run")} == {"run", "run-first"}
-    assert model.config_.selflabel is not None
+    assert model.config_.method == "selflabel"
     first = Run.open(tmp_path / "run-first")
-    assert first.config().selflabel is None
-    other, _, outcome = self_label(first, tmp_path / "other", images=decode_all(open_images(X), 8, 1), device="cpu")
-    expected = [int(row["cluster"]) for row in csv.DictReader((other.path / "assignments.csv").open())]
+    assert first.config().method == "secu"
+    images = load_images(open_images(X), (1, 8, 8))
+    finished = self_label(first, tmp_path / "other", images=images, device="cpu", report=False)
+    expected = read_assignments(finished.run.path / "assignments.csv")["cluster"]
     assert model.labels_.tolist() == expected
-    assert model.warnings_[: len(outcome.warnings)] == outcome.warnings
+    assert model.warnings_ == finished.warnings
     assert model.predict(X).tolist() == expected
     model.save(tmp_path / "saved")
     loaded = SeCu.load(tmp_path / "saved", device="cpu")
     assert same(model, loaded)
     assert loaded.get_params()["self_label"] is True
+    assert loaded.warnings_ == model.warnings_
     assert loaded.predict_proba(X) == pytest.approx(model.predict_proba(X))
-    with pytest.raises(UserError, match="exists; name a new folder"):
+    with pytest.raises(UserError, match="already exists; choose a new folder"):
         small(self_label=True, out=tmp_path / "run").fit(X)
 
 
-def test_the_second_training_has_settings_of_its_own(tmp_path):
+def test_the_second_run_has_settings_of_its_own(tmp_path):
     records = []
     asked = {"optim.epochs": 3, "selflabel.confidence": 0.8}
     model = small(self_label=asked, settings={"selflabel.kept": 0.3}, callback=records.append).fit(X)
     assert len(records) == 2 + 3
-    teaching = model.config_.selflabel
-    assert (model.config_.optim.epochs, teaching.confidence, teaching.kept) == (3, 0.8, 0.3)
+    settings = model.config_.selflabel
+    assert (model.config_.optim.epochs, settings.confidence, settings.kept) == (3, 0.8, 0.3)
     model.save(tmp_path / "saved")
     assert SeCu.load(tmp_path / "saved", device="cpu").get_params()["self_label"] == asked

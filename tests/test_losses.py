@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secu.losses import (
+from secu.cluster.losses import (
     PADDING,
     at_label,
     balanced_cross_entropy,
@@ -19,7 +19,7 @@ from secu.losses import (
     soft_label_loss,
 )
 
-HEADS = (3, 5, 2)  # the second is the widest: the others are padded to it
+HEADS = (3, 5, 2)  # the second is the largest; the others are padded to it
 DIM = 4
 
 
@@ -38,7 +38,7 @@ def make_labels(images: int, heads: tuple[int, ...] = HEADS, seed: int = 1) -> T
 
 
 def log_p_loop(x: Tensor, centers: Tensor, clusters: int, temperature: float) -> list[Tensor]:
-    """Eqn. 2 for one embedding and one head, over the head's own clusters only."""
+    """Eqn. 2 for one embedding and one head, over the clusters of this head only."""
     logits = [sum(x[d] * centers[k, d] for d in range(len(x))) / temperature for k in range(clusters)]
     total = sum(torch.exp(logit) for logit in logits)
     return [logit - torch.log(total) for logit in logits]
@@ -53,7 +53,8 @@ def ours(x_SBD: Tensor, centers_HKD: Tensor, temperature: float, heads: tuple[in
 
 
 def test_log_probabilities_are_those_of_each_head_alone():
-    x, centers = unit(2, 6, DIM), unit(len(HEADS), max(HEADS), DIM, seed=1)
+    x = unit(2, 6, DIM)
+    centers = unit(len(HEADS), max(HEADS), DIM, seed=1)
     log_p = ours(x, centers, 0.1)
     for s in range(2):
         for b in range(6):
@@ -69,7 +70,7 @@ def test_log_probabilities_are_those_of_each_head_alone():
     st.lists(st.floats(-1, 1, width=32), min_size=28, max_size=28),
 )
 def test_padded_clusters_have_exactly_zero_probability(heads, temperature, values):
-    """Whatever the cosines, in float32: zero there, never NaN, and one in sum over the true clusters."""
+    """For any cosines in float32: zero for padding, never NaN, and a sum of one over the head's own clusters."""
     cosines = torch.tensor(values, dtype=torch.float32).view(4, 7)[: len(heads), : max(heads)][None, None]
     log_p = log_probabilities(cosines, make_mask(heads), temperature)
     assert log_p.isfinite().all()
@@ -79,7 +80,8 @@ def test_padded_clusters_have_exactly_zero_probability(heads, temperature, value
 
 
 def test_at_label_picks_the_value_of_each_image_and_head():
-    values, labels = torch.randn(2, 6, len(HEADS), max(HEADS)), make_labels(6)
+    values = torch.randn(2, 6, len(HEADS), max(HEADS))
+    labels = make_labels(6)
     picked = at_label(values, labels)
     for s in range(2):
         for b in range(6):
@@ -91,7 +93,7 @@ def test_at_label_picks_the_value_of_each_image_and_head():
 
 
 def secu_oracle(x_SBD: Tensor, free_HKD: Tensor, labels_BH: Tensor, temperature: float) -> Tensor:
-    """Eqn. 3 with the stop-gradient written out, on centers normalised from free vectors; mean over all."""
+    """Eqn. 3 with an explicit stop-gradient, for centers normalized from free vectors; the mean over all."""
     losses = []
     for view in x_SBD:
         for x, labels in zip(view, labels_BH, strict=True):
@@ -112,10 +114,12 @@ def secu_ours(x_SBD: Tensor, free_HKD: Tensor, labels_BH: Tensor, temperature: f
 @pytest.mark.parametrize("temperature", [0.05, 1.0])
 @pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_secu_loss_and_gradient_equal_eqn_3_with_stop_gradient(embeddings, temperature, dtype, accuracy):
-    x, labels = unit(embeddings, 7, DIM), make_labels(7)
-    scale = 0.5 + torch.rand(len(HEADS), max(HEADS), 1, dtype=torch.float64)  # centers are not kept at norm 1
+    x = unit(embeddings, 7, DIM)
+    labels = make_labels(7)
+    scale = 0.5 + torch.rand(len(HEADS), max(HEADS), 1, dtype=torch.float64)  # centers do not keep norm 1
     start = unit(len(HEADS), max(HEADS), DIM, seed=2) * scale
-    oracle, mine = start.clone().requires_grad_(), start.to(dtype).requires_grad_()
+    oracle = start.clone().requires_grad_()
+    mine = start.to(dtype).requires_grad_()
     expected = secu_oracle(x, oracle, labels, temperature)
     got = secu_ours(x.to(dtype), mine, labels, temperature)
     expected.backward()
@@ -125,7 +129,7 @@ def test_secu_loss_and_gradient_equal_eqn_3_with_stop_gradient(embeddings, tempe
 
 
 def test_secu_gradient_of_one_image_is_the_papers():
-    """(p − 1)·x/λ on the assigned center, exactly zero on every other one, and none to the embedding."""
+    """(p − 1)·x/λ for the assigned center, exactly zero for all others, and none for the embedding."""
     x = unit(1, 1, DIM).requires_grad_()
     centers = unit(1, 5, DIM, seed=1).requires_grad_()
     log_p = ours(x, centers, 0.3, (5,))
@@ -136,8 +140,8 @@ def test_secu_gradient_of_one_image_is_the_papers():
     assert x.grad is None
 
 
-def test_secu_gradient_is_finite_for_images_on_top_of_their_center():
-    """There p is 1 in float32 and nothing is left to learn; the loss may not fall under 0 by more than rounding."""
+def test_secu_gradient_is_finite_for_images_equal_to_their_center():
+    """There p is 1 in float32 and nothing is left to learn; the loss is negative by rounding at most."""
     free = torch.eye(DIM)[None, :2].clone().requires_grad_()
     x = torch.eye(DIM)[None, :2]
     centers = torch.nn.functional.normalize(free, dim=-1)
@@ -151,12 +155,15 @@ def test_secu_gradient_is_finite_for_images_on_top_of_their_center():
 
 
 def test_cross_entropy_gradient_is_the_papers_with_negatives():
-    """∇w_j = (Σ_{y_i = j} (p_ij − 1)·x_i + Σ_{y_k ≠ j} p_kj·x_k)/λ, over the number of terms in the mean."""
-    x, labels, temperature = unit(2, 6, DIM), make_labels(6), 0.2
+    """∇w_j = (Σ_{y_i = j} (p_ij − 1)·x_i + Σ_{y_k ≠ j} p_kj·x_k)/λ, divided by the number of terms in the mean."""
+    x = unit(2, 6, DIM)
+    labels = make_labels(6)
+    temperature = 0.2
     centers = unit(len(HEADS), max(HEADS), DIM, seed=1).requires_grad_()
     loss = cross_entropy(ours(x, centers, temperature), labels)
     loss.backward()
-    value, slope = 0.0, torch.zeros_like(centers)
+    value = 0.0
+    slope = torch.zeros_like(centers)
     terms = 2 * 6 * len(HEADS)
     for s in range(2):
         for b in range(6):
@@ -168,11 +175,13 @@ def test_cross_entropy_gradient_is_the_papers_with_negatives():
                     slope[h, j] += (math.exp(log_p[j]) - pull) * x[s, b] / temperature / terms
     assert loss.item() == pytest.approx(value, abs=1e-12)
     torch.testing.assert_close(centers.grad, slope)
-    assert (slope[0, 3:] == 0).all()  # a padded cluster is no negative
+    assert (slope[0, 3:] == 0).all()  # a padded cluster is not a negative
 
 
 def test_secu_and_cross_entropy_have_the_same_value():
-    x, labels, centers = unit(2, 6, DIM), make_labels(6), unit(len(HEADS), max(HEADS), DIM, seed=1)
+    x = unit(2, 6, DIM)
+    labels = make_labels(6)
+    centers = unit(len(HEADS), max(HEADS), DIM, seed=1)
     log_p = ours(x, centers, 0.1)
     assert float(secu_loss(x, centers, log_p, labels, 0.1)) == pytest.approx(float(cross_entropy(log_p, labels)))
 
@@ -181,7 +190,7 @@ def test_secu_and_cross_entropy_have_the_same_value():
 
 
 def soft_label_oracle(x_SBD: Tensor, centers_HKD: Tensor, labels_BH: Tensor, temperature: float, tau: float) -> Tensor:
-    """Eqn. 7: y^1 = τ·y + (1 − τ)·p^2 and the reverse. Outputs 3 and 4, the prediction's, have their teachers."""
+    """Eqn. 7: y^1 = τ·y + (1 − τ)·p^2 and vice versa. Outputs 3 and 4, the prediction's, have the same teachers."""
     losses = []
     teacher_of = [1, 0, 1, 0]
     for b, labels in enumerate(labels_BH):
@@ -198,8 +207,11 @@ def soft_label_oracle(x_SBD: Tensor, centers_HKD: Tensor, labels_BH: Tensor, tem
 @pytest.mark.parametrize("embeddings", [2, 4])
 @pytest.mark.parametrize("tau", [0.0, 0.2, 1.0])
 def test_soft_label_loss_and_gradient_equal_eqn_7(embeddings, tau):
-    start, labels, centers = unit(embeddings, 5, DIM), make_labels(5), unit(len(HEADS), max(HEADS), DIM, seed=1)
-    oracle, mine = start.clone().requires_grad_(), start.clone().requires_grad_()
+    start = unit(embeddings, 5, DIM)
+    labels = make_labels(5)
+    centers = unit(len(HEADS), max(HEADS), DIM, seed=1)
+    oracle = start.clone().requires_grad_()
+    mine = start.clone().requires_grad_()
     expected = soft_label_oracle(oracle, centers, labels, 0.2, tau)
     got = soft_label_loss(ours(mine, centers, 0.2), labels, tau)
     expected.backward()
@@ -210,7 +222,7 @@ def test_soft_label_loss_and_gradient_equal_eqn_7(embeddings, tau):
 
 
 def test_soft_label_loss_of_float32_and_padding_has_no_nan():
-    """A head of 2 beside one of 500, at the smallest temperature in use and embeddings on top of centers."""
+    """Heads of 2 and 500 clusters, at the lowest temperature in use, with embeddings equal to centers."""
     heads = (2, 500)
     centers = torch.nn.functional.normalize(torch.randn(2, 500, 8), dim=-1)
     x = centers[0, torch.tensor([[0, 1], [1, 1]])].requires_grad_()
@@ -226,7 +238,7 @@ def test_soft_label_loss_of_float32_and_padding_has_no_nan():
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("classes", [(0, 1, 2, 3, 4), (1, 4), (2,)])
 def test_balanced_cross_entropy_is_torchs_with_weights_of_inverse_frequency(share, classes):
-    """Over those who are taught alone, whichever labels they have."""
+    """Only over the images that are taught, for any set of labels."""
     generator = torch.Generator().manual_seed(0)
     logits = (5 * torch.randn(40, 5, dtype=torch.float64, generator=generator)).requires_grad_()
     often = torch.tensor([6.0, 3, 2, 1, 1][: len(classes)])
@@ -243,7 +255,7 @@ def test_balanced_cross_entropy_is_torchs_with_weights_of_inverse_frequency(shar
     assert (slopes[0][taught].abs().sum(-1) > 0).all()
 
 
-def test_balanced_cross_entropy_of_nobody_is_zero_and_teaches_nothing():
+def test_balanced_cross_entropy_without_taught_images_is_zero_with_zero_gradient():
     logits = torch.randn(6, 3, requires_grad=True)
     loss = balanced_cross_entropy(logits, torch.zeros(6, 3))
     loss.backward()
@@ -251,22 +263,24 @@ def test_balanced_cross_entropy_of_nobody_is_zero_and_teaches_nothing():
     assert (logits.grad == 0).all()
 
 
-def test_every_label_weighs_the_same_however_many_images_have_it():
-    """Nine images of one label and one of another: their means count alike."""
-    logits, labels = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0] * 9 + [2])
+def test_all_labels_have_the_same_weight_however_many_images_have_them():
+    """Nine images with one label and one with another: the two means have equal weight."""
+    logits = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0] * 9 + [2])
     each = F.cross_entropy(logits, labels, reduction="none")
     expected = (each[:9].mean() + each[9]) / 2
     torch.testing.assert_close(balanced_cross_entropy(logits, F.one_hot(labels, 3)), expected)
 
 
-def test_balanced_cross_entropy_with_chances_in_a_loop():
-    """Targets of every kind: a label, chances, nothing; the last cluster has less than an image in all."""
+def test_balanced_cross_entropy_with_probabilities_as_targets_in_a_loop():
+    """Targets of every kind: a label, probabilities, nothing; the last cluster has less than one image in total."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(7, 4, dtype=torch.float64, generator=generator)
     targets = torch.softmax(torch.randn(7, 4, dtype=torch.float64, generator=generator), -1)
     targets[:, 3] *= 0.05
     targets /= targets.sum(1, keepdim=True)
-    targets[0], targets[1] = torch.tensor([0, 1, 0, 0]), 0
+    targets[0] = torch.tensor([0, 1, 0, 0])
+    targets[1] = 0
     counts = [sum(float(row[k]) for row in targets) for k in range(4)]
     assert counts[3] < 1 < min(counts[:3])
     total = 0.0

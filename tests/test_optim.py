@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secu.centers import ClosedFormCenters, GradientCenters
+from secu.cluster.centers import ClosedFormCenters, GradientCenters
 from secu.config import Config, OptimConfig
-from secu.optim import LARS, build_optimizer, learning_rates
+from secu.train.optim import LARS, build_optimizer, learning_rates
 
-MOMENTUM, DECAY = 0.9, 0.03
+MOMENTUM = 0.9
+DECAY = 0.03
 RATES = [(0.0, 0.5), (0.1, 0.5), (0.3, 0.4), (0.2, 0.0), (0.0, 0.1)]  # encoder's and centers', step by step
 
 
@@ -35,11 +36,15 @@ def gradients(weights: list[Tensor], step: int) -> list[Tensor]:
     return drawn
 
 
+def build(config: OptimConfig, encoder: nn.Module, centers: nn.Module, *rates: Tensor) -> torch.optim.Optimizer:
+    return build_optimizer(config, list(encoder.parameters()), list(centers.parameters()), *rates)
+
+
 def run(name: str, encoder: nn.Module, centers: nn.Module) -> list[np.ndarray]:
-    """Take the steps of RATES with one optimiser, whose learning rates change in place."""
+    """Take the steps of RATES with one optimizer, whose learning rates change in place."""
     rates = torch.zeros(2)
     config = OptimConfig(name=name, momentum=MOMENTUM, weight_decay=DECAY)
-    optimizer = build_optimizer(config, encoder, centers, rates[0], rates[1])
+    optimizer = build(config, encoder, centers, rates[0], rates[1])
     weights = [*encoder.parameters(), *centers.parameters()]
     for step, rate in enumerate(RATES):
         rates.copy_(torch.tensor(rate))
@@ -57,7 +62,8 @@ def oracle(name: str, encoder: nn.Module, centers: nn.Module, trust: float = 1e-
     velocity = [np.zeros_like(weight) for weight in weights]
     for step, rates in enumerate(RATES):
         for number, gradient in enumerate(gradients(tensors, step)):
-            w, g = weights[number], gradient.double().numpy()
+            w = weights[number]
+            g = gradient.double().numpy()
             is_center = number >= in_encoder
             if name == "sgd" or is_center:
                 direction = g + DECAY * w
@@ -65,7 +71,8 @@ def oracle(name: str, encoder: nn.Module, centers: nn.Module, trust: float = 1e-
                 direction = g
             else:
                 direction = g + DECAY * w
-                size, slope = math.sqrt((w**2).sum()), math.sqrt((direction**2).sum())
+                size = math.sqrt((w**2).sum())
+                slope = math.sqrt((direction**2).sum())
                 if size > 0 and slope > 0:
                     direction = trust * size / slope * direction
             velocity[number] = MOMENTUM * velocity[number] + direction
@@ -74,9 +81,10 @@ def oracle(name: str, encoder: nn.Module, centers: nn.Module, trust: float = 1e-
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_optimiser_equals_a_loop_over_tensors(name):
+def test_optimizer_equals_a_loop_over_tensors(name):
     """Learning rates are read anew at each step; norms and centers are decayed by SGD, norms are not by LARS."""
-    encoder, centers = make_encoder(), GradientCenters(2, 3, 4)
+    encoder = make_encoder()
+    centers = GradientCenters(2, 3, 4)
     expected = oracle(name, encoder, centers)
     start = [weight.detach().clone() for weight in [*encoder.parameters(), *centers.parameters()]]
     for got, wanted, before in zip(run(name, encoder, centers), expected, start, strict=True):
@@ -100,7 +108,8 @@ def test_lars_without_a_norm_to_scale_by_is_sgd():
 
 def test_lars_without_adaptation_is_sgd_for_every_shape():
     for shape in ((3,), (2, 3), (2, 3, 4)):
-        ours, theirs = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.ones(shape))
+        ours = nn.Parameter(torch.ones(shape))
+        theirs = nn.Parameter(torch.ones(shape))
         lars = LARS([{"params": [ours], "lr": torch.tensor(0.5), "adapt": False}], MOMENTUM, DECAY)
         lars.state[ours]["momentum_buffer"] = torch.zeros(shape)
         sgd = torch.optim.SGD([theirs], 0.5, MOMENTUM, weight_decay=DECAY)
@@ -115,7 +124,7 @@ def test_lars_without_adaptation_is_sgd_for_every_shape():
 def test_weights_without_gradient_stay(name):
     encoder = make_encoder()
     before = encoder["conv"].weight.detach().clone()
-    optimizer = build_optimizer(OptimConfig(name=name), encoder, nn.Module(), torch.tensor(1.0), torch.tensor(1.0))
+    optimizer = build(OptimConfig(name=name), encoder, nn.Module(), torch.tensor(1.0), torch.tensor(1.0))
     encoder["linear"].weight.grad = torch.ones(3, 4)
     optimizer.step()
     assert torch.equal(encoder["conv"].weight, before)
@@ -124,7 +133,8 @@ def test_weights_without_gradient_stay(name):
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_centers_that_are_no_parameters_need_no_group(name):
-    encoder, centers = make_encoder(), ClosedFormCenters(2, 3, 4)
+    encoder = make_encoder()
+    centers = ClosedFormCenters(2, 3, 4)
     before = centers.weight.clone()
     expected = oracle(name, encoder, centers)
     for got, wanted in zip(run(name, encoder, centers), expected, strict=True):
@@ -134,8 +144,9 @@ def test_centers_that_are_no_parameters_need_no_group(name):
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_momentum_is_there_from_the_start(name):
-    encoder, centers = make_encoder(), GradientCenters(1, 2, 4)
-    optimizer = build_optimizer(OptimConfig(name=name), encoder, centers, torch.tensor(0.1), torch.tensor(0.1))
+    encoder = make_encoder()
+    centers = GradientCenters(1, 2, 4)
+    optimizer = build(OptimConfig(name=name), encoder, centers, torch.tensor(0.1), torch.tensor(0.1))
     for weight in [*encoder.parameters(), *centers.parameters()]:
         assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.zeros_like(weight))
 
@@ -150,7 +161,7 @@ def rates_of(steps: int = 4, schedule: str = "constant", **optim: float) -> Tens
 
 
 def test_encoder_stands_still_then_warms_up_then_falls_along_a_cosine():
-    """One initial epoch, 10 of warm-up, 40 in all: every single step, four an epoch."""
+    """One initial epoch, 10 of warm-up, 40 in all: every single step, four per epoch."""
     encoder = rates_of(lr=0.2, epochs=40, warmup_epochs=10)[:, 0].tolist()
     assert len(encoder) == 41 * 4
     for step, rate in enumerate(encoder):

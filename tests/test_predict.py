@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,17 +14,18 @@ import torch
 from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
-from secu import predict
-from secu.data.own import ArraySource, open_source, stream
+from secu.apps import predict
+from secu.apps.predict import predict_source, read_limits
+from secu.data import ArraySource, open_source, stream
 from secu.errors import UserError
-from secu.predict import predict_source, read_limits
-from secu.run import Run
-from secu.settings import load_config, merge
+from secu.settings import merge
+from secu.train.listener import Listener
+from secu.train.run import Run
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("pictures") / "digits")
+def pictures(tiny_pictures):
+    return tiny_pictures
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def predicted(run, source, path, **more):
 
 
 def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "AT_ONCE", 200)  # as many as training looks at together: digit for digit
+    monkeypatch.setattr(stream, "AT_ONCE", 120)  # as many as training looks at together: digit for digit
     assert predict_source(run, open_source(pictures), str(tmp_path / "p.csv"), "cpu") == []
     assert (tmp_path / "p.csv").read_bytes() == (run.path / "assignments.csv").read_bytes()
 
 
-@pytest.mark.parametrize("batch", [1, 7, 199, 200, 1000])
+@pytest.mark.parametrize("batch", [1, 7, 119, 120, 1000])
 def test_the_answers_do_not_depend_on_the_batch(run, pictures, tmp_path, monkeypatch, batch):
     monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * batch)
     found, _ = predicted(run, pictures, tmp_path / "p.csv")
@@ -88,7 +88,7 @@ def test_every_kind_of_source_gives_the_same_clusters(run, pictures, tmp_path):
     assert {row["note"] for row in found} == {"a,b", "c"}
 
 
-def test_images_of_any_size_and_colour_are_fitted_to_the_model(run, tmp_path):
+def test_images_of_any_size_and_color_are_fitted_to_the_model(run, tmp_path):
     (tmp_path / "p").mkdir()
     for number, side in enumerate((1, 3, 8, 100)):
         Image.new("RGB" if number % 2 else "L", (side, 2 * side)).save(tmp_path / "p" / f"{side}.png")
@@ -97,9 +97,9 @@ def test_images_of_any_size_and_colour_are_fitted_to_the_model(run, tmp_path):
     assert len({row["cosine"] for row in found}) == 1  # black is black
 
 
-def test_a_colour_model_takes_grey_images(tmp_path):
-    colour = fitted(tmp_path, write_folder(tmp_path / "colour", 40, colour=True))
-    found, _ = predicted(colour, write_folder(tmp_path / "grey", 10), tmp_path / "p.csv")
+def test_a_color_model_takes_gray_images(tmp_path):
+    color = fitted(tmp_path, write_folder(tmp_path / "color", 40, color=True))
+    found, _ = predicted(color, write_folder(tmp_path / "gray", 10), tmp_path / "p.csv")
     assert len(found) == 10
 
 
@@ -143,7 +143,9 @@ def test_new_arrays_on_another_scale_are_refused(tmp_path):
     np.save(tmp_path / "unit.npy", digits(40)[0] / 255)
     run = fitted(tmp_path, tmp_path / "unit.npy")
     np.save(tmp_path / "new.npy", digits(40)[0].astype(np.float32))
-    message = r"new.npy holds values from 0 to \d+, which are taken as float 0..255; the run was trained on float 0..1"
+    message = (
+        r"new.npy contains values from 0 to \d+, which are taken as float 0..255; the run was trained on float 0..1"
+    )
     with pytest.raises(UserError, match=message):
         predicted(run, tmp_path / "new.npy", tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
@@ -155,7 +157,7 @@ def test_new_arrays_on_another_scale_are_refused(tmp_path):
 # Formats
 
 
-def test_all_formats_say_the_same(run, pictures, tmp_path, capsys):
+def test_all_formats_have_the_same_content(run, pictures, tmp_path, capsys):
     source = open_source(pictures)
     for name in ("p.csv", "p.jsonl", "p.parquet"):
         predict_source(run, source, str(tmp_path / name), "cpu")
@@ -168,8 +170,13 @@ def test_all_formats_say_the_same(run, pictures, tmp_path, capsys):
     assert objects == pq.read_table(tmp_path / "p.parquet").to_pylist()
     assert [{key: str(value) for key, value in row.items()} for row in objects] == text
     assert {key: type(value) for key, value in objects[0].items()} == {
-        **{"id": str, "cluster": int, "confidence": float, "second": int},
-        **{"second_confidence": float, "cosine": float, "outlier": bool},
+        "id": str,
+        "cluster": int,
+        "confidence": float,
+        "second": int,
+        "second_confidence": float,
+        "cosine": float,
+        "outlier": bool,
     }
     assert tree(tmp_path) == ["p.csv", "p.jsonl", "p.parquet"]
 
@@ -182,7 +189,7 @@ def test_bad_images_are_left_out_and_counted(run, pictures, tmp_path):
     for number in range(30):  # more than 5%: there is nothing to stop here
         (tmp_path / "p" / "0" / f"bad{number}.png").write_text("x")
     found, skipped = predicted(run, tmp_path / "p", tmp_path / "p.csv")
-    assert (len(found), skipped) == (200, 30)
+    assert (len(found), skipped) == (120, 30)
     assert not any("bad" in row["id"] for row in found)
 
 
@@ -192,7 +199,7 @@ def test_what_was_refused_while_listing_is_counted_too(run, pictures, tmp_path):
     with table.open("a") as file:
         file.write(",4\np/nowhere.png,4\n")
     found, skipped = predicted(run, table, tmp_path / "p.csv")
-    assert (len(found), skipped) == (200, 2)
+    assert (len(found), skipped) == (120, 2)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -206,10 +213,10 @@ def test_nothing_but_bad_images_is_an_error_and_leaves_nothing(run, tmp_path, ki
 
 def test_a_failure_leaves_an_old_table_as_it_was(run, tmp_path):
     class Breaking(ArraySource):
-        def ready(self, rows, size, channels):
+        def ready(self, rows, shape, values=None):
             if rows.stop > 30:
                 raise KeyboardInterrupt
-            return super().ready(rows, size, channels)
+            return super().ready(rows, shape, values)
 
     (tmp_path / "p.csv").write_text("old")
     with pytest.raises(KeyboardInterrupt):
@@ -218,7 +225,7 @@ def test_a_failure_leaves_an_old_table_as_it_was(run, tmp_path):
 
 
 def test_files_of_16_bits_after_files_of_8(run, tmp_path):
-    """The run has seen no file of 16 bits, so those are looked at: 12 of the bits are used."""
+    """The run has seen no 16-bit file, so a sample of them is measured: 12 of the bits are used."""
     for folder, times in (("shallow", 1), ("deep", 16)):
         (tmp_path / folder).mkdir()
         for number, image in enumerate(digits(40)[0]):
@@ -229,10 +236,10 @@ def test_files_of_16_bits_after_files_of_8(run, tmp_path):
     assert [row["cluster"] for row in deep] == [
         row["cluster"] for row in predicted(run, tmp_path / "shallow", tmp_path / "shallow.csv")[0]
     ]
-    assert "taken as int 0..4095" in source.note
+    assert "taken as int 0..4095" in source.note(source.values_of(run.config().data.values, new=True))
     brighter = copied(run, tmp_path / "run")
     brighter.amend({"data": {"values": "int 0..1023"}})
-    expected = r"hold values up to 4,080; the run was trained on int 0..1023: scale them alike"
+    expected = r"hold values up to 4,080; the run was trained on int 0..1023: scale them to the same range"
     with pytest.raises(UserError, match=expected):
         predict_source(brighter, open_source(tmp_path / "deep"), str(tmp_path / "p.csv"), "cpu")
 
@@ -244,22 +251,23 @@ class Counting(ArraySource):
     """Counts how many images were read and how many rows were written by then."""
 
     def __init__(self, count, side):
-        super().__init__(
-            "many", np.broadcast_to(np.pad(digits(1)[0], ((0, 0), (0, side - 8), (0, 0))), (count, side, 8))
-        )
-        self.reads = self.written = self.ahead = 0
+        image = np.pad(digits(1)[0], ((0, 0), (0, side - 8), (0, 0)))
+        super().__init__("many", np.broadcast_to(image, (count, side, 8)))
+        self.reads = 0
+        self.written = 0
+        self.ahead = 0  # images read but not written yet, at most
 
     def count(self, images):
         self.reads += images
         self.ahead = max(self.ahead, self.reads - self.written)
 
-    def read(self, i):
+    def read(self, i, values=None):
         self.count(1)
-        return super().read(i)
+        return super().read(i, values)
 
-    def ready(self, rows, size, channels):
-        self.count(rows.stop - rows.start if self.array.shape[1] == size else 0)
-        return super().ready(rows, size, channels)
+    def ready(self, rows, shape, values=None):
+        self.count(rows.stop - rows.start if self.array.shape[1] == shape[1] else 0)
+        return super().ready(rows, shape, values)
 
 
 @pytest.mark.parametrize("side", [8, 9])
@@ -272,8 +280,8 @@ def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypat
         source = Counting(count, side)
         usual = predict.Stream._write_one
 
-        def write_one(self, writer, numbers, found, there, source=source, usual=usual):
-            usual(self, writer, numbers, found, there)
+        def write_one(self, writer, numbers, found, arrival, source=source, usual=usual):
+            usual(self, writer, numbers, found, arrival)
             source.written += len(numbers)
 
         with monkeypatch.context() as patch:
@@ -289,7 +297,8 @@ def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monk
     """While threads are at the next batch."""
     monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
     monkeypatch.setattr(stream, "_cores", lambda: 2)
-    source, threads = Counting(4_000, side), set(threading.enumerate())
+    source = Counting(4_000, side)
+    threads = set(threading.enumerate())
 
     def fail(*_):
         raise OSError("disk full")
@@ -304,8 +313,10 @@ def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monk
 
 @pytest.mark.parametrize("side", [8, 9])
 def test_an_interruption_while_a_thread_starts(run, tmp_path, monkeypatch, side):
-    """Then no pool knows of the thread: nothing waits for it, and it must not be in anyone's way."""
-    source, usual, at_work = Counting(400, side), threading.Thread.start, threading.Event()
+    """No pool knows of the thread then: nothing waits for it, and it must not be in anyone's way."""
+    source = Counting(400, side)
+    usual = threading.Thread.start
+    at_work = threading.Event()
 
     def start(self):
         at_work.clear()
@@ -335,11 +346,28 @@ def test_an_interruption_while_a_thread_starts(run, tmp_path, monkeypatch, side)
 
 def test_the_table_of_the_images_is_not_written_over(run, pictures, tmp_path):
     table = tmp_path / "table.csv"
-    table.write_text("path\n" + "".join(f"{path}\n" for path in sorted(Path(pictures).rglob("*.png"))))
+    table.write_text("path\n" + "".join(f"{path}\n" for path in sorted(pictures.rglob("*.png"))))
     before = table.read_bytes()
-    with pytest.raises(UserError, match=r"output: .*table.csv holds the images to predict; name another file"):
+    with pytest.raises(UserError, match=r"output: .*table.csv is the source of the images; choose another file"):
         predict_source(run, open_source(str(table)), str(tmp_path / "." / "table.csv"), "cpu")
     assert table.read_bytes() == before
+
+
+def test_progress_is_reported_image_by_image(run, pictures, tmp_path):
+    class Progress(Listener):
+        def __init__(self):
+            self.done = []
+
+        def reading(self, done, total):
+            assert total == 121
+            self.done.append(done)
+
+    shutil.copytree(pictures, tmp_path / "p")
+    (tmp_path / "p" / "bad.png").write_text("x")
+    progress = Progress()
+    predict_source(run, open_source(tmp_path / "p"), str(tmp_path / "p.csv"), "cpu", progress)
+    assert progress.done == sorted(progress.done)
+    assert progress.done[-1] == 121
 
 
 # Runs that cannot predict
@@ -353,7 +381,7 @@ def copied(run, path):
 def test_a_run_without_clusters_was_stopped_early(run, pictures, tmp_path):
     other = copied(run, tmp_path / "run")
     (other.path / "clusters.csv").unlink()
-    with pytest.raises(UserError, match=r"has no clusters.csv; was it stopped early"):
+    with pytest.raises(UserError, match=r"has no clusters.csv; was it stopped early\?"):
         predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
     (other.path / "model.safetensors").unlink()
     with pytest.raises(UserError, match="has no model yet"):
@@ -374,13 +402,7 @@ def test_a_run_without_clusters_was_stopped_early(run, pictures, tmp_path):
 def test_a_damaged_table_of_clusters_is_named(run, pictures, tmp_path, text):
     other = copied(run, tmp_path / "run")
     (other.path / "clusters.csv").write_text(text)
-    with pytest.raises(UserError, match=r"clusters.csv does not hold outlier_below of 3 clusters"):
-        predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
-
-
-def test_a_run_of_a_data_set_says_what_it_needs(pictures, tmp_path):
-    other = Run.create(tmp_path / "run", load_config("digits"))
-    with pytest.raises(UserError, match="was trained on digits; predict needs a run of secu fit"):
+    with pytest.raises(UserError, match=r"clusters.csv does not contain outlier_below for 3 clusters"):
         predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
 
 
@@ -388,7 +410,7 @@ def test_a_model_of_another_run_is_refused(run, pictures, tmp_path):
     other = copied(run, tmp_path / "run")
     text = (other.path / "config.yaml").read_text()
     (other.path / "config.yaml").write_text(text.replace("dim: 8\n", "dim: 16\n"))
-    with pytest.raises(UserError, match="holds another encoder than its data and config ask for"):
+    with pytest.raises(UserError, match="does not match its data and config"):
         predict_source(other, open_source(pictures), str(tmp_path / "p.csv"), "cpu")
 
 
@@ -397,12 +419,12 @@ def test_nothing_is_unpickled_from_a_run_that_came_by_mail(run, pictures, tmp_pa
     (other.path / "state.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("torch.load was called"))
     found, _ = predicted(other, pictures, tmp_path / "p.csv")
-    assert len(found) == 200
+    assert len(found) == 120
 
 
-def test_a_wrong_output_is_told_before_any_work(run, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "Stream", lambda *a: pytest.fail("work was begun"))
+def test_a_wrong_output_is_reported_before_any_work(run, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "Stream", lambda *a: pytest.fail("work was started"))
     with pytest.raises(UserError, match=r"must end in .csv, .jsonl or .parquet"):
         predict_source(run, open_source(pictures), str(tmp_path / "p.txt"), "cpu")
-    with pytest.raises(UserError, match=r"output: there is no folder .*nowhere for p.csv"):
+    with pytest.raises(UserError, match=r"output: folder .*nowhere does not exist"):
         predict_source(run, open_source(pictures), str(tmp_path / "nowhere" / "p.csv"), "cpu")

@@ -7,30 +7,27 @@ difference that this prints, and store it with
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from secu.settings import load_config, load_recipe, recipe_names
+from secu.settings import flatten, load_config, load_recipe, merge, nest, recipe_names, resolve
 
 SNAPSHOT = Path(__file__).with_name("recipes_snapshot.json")
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested settings into dotted ones, so that a difference reads like the override that would make it."""
-    lines: dict[str, Any] = {}
-    for key, value in settings.items():
-        lines |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return lines
+OLD_SNAPSHOT = Path(__file__).with_name("old_runs") / "recipes_snapshot.json"  # of version 0.1
+RENAMED = {"augment.grey_prob": "augment.gray_prob"}
+NEW = {"method": "secu", "answer": 0}
 
 
 def resolved() -> dict[str, Any]:
-    return {name: flat(load_config(name).model_dump(mode="json")) for name in recipe_names()}
+    """Return the settings of every recipe, dotted, so that a difference reads like the override that makes it."""
+    return {name: flatten(load_config(name).model_dump(mode="json")) for name in recipe_names()}
 
 
 def text_of(recipes: dict[str, Any]) -> str:
-    """One line a setting, short enough to review as a diff."""
+    """Return one line per setting, short enough to review as a diff."""
     parts = [
         f'  "{name}": {{\n'
         + ",\n".join(f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in settings.items())
@@ -41,7 +38,8 @@ def text_of(recipes: dict[str, Any]) -> str:
 
 
 def test_no_recipe_changed_silently():
-    stored, now = json.loads(SNAPSHOT.read_text()), resolved()
+    stored = json.loads(SNAPSHOT.read_text())
+    now = resolved()
     assert sorted(now) == sorted(stored)
     changed = [
         f"{name} {key}: stored {stored[name].get(key, 'nothing')}, now {now[name].get(key, 'nothing')}"
@@ -56,24 +54,38 @@ def test_the_snapshot_is_stored_as_this_file_writes_it():
     assert SNAPSHOT.read_text() == text_of(resolved())
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_settings_of_version_0_1_resolve_to_the_same_recipe(name):
+    settings: dict[str, Any] = {}
+    for key, value in json.loads(OLD_SNAPSHOT.read_text())[name].items():
+        settings = merge(settings, nest(key, value))
+    assert resolve(settings) == load_config(name)
+
+
+def test_nothing_but_names_changed_since_version_0_1():
+    stored = json.loads(SNAPSHOT.read_text())
+    for name, settings in json.loads(OLD_SNAPSHOT.read_text()).items():
+        expected = {RENAMED.get(key, key): value for key, value in settings.items()} | NEW
+        expected["data.source"] = f"dataset:{expected.pop('data.name')}"
+        expected["augment.plain"] = expected["augment.plain"].replace("centre", "center")
+        assert stored[name] == expected
+
+
 def test_all_recipes_are_there():
-    assert recipe_names() == sorted(
-        [
-            *("cifar10", "cifar10-entropy", "cifar10-closed-form", "cifar10-ce", "cifar10-coke"),
-            *("cifar10-fast",),
-            *("cifar100-20", "cifar100-20-entropy", "cifar100", "cifar100-entropy"),
-            *("stl10", "stl10-entropy", "stl10-stage2", "imagenet", "imagenet-entropy", "digits"),
-        ]
+    names = (
+        "cifar10 cifar10-ce cifar10-closed-form cifar10-coke cifar10-entropy cifar10-fast cifar100 cifar100-20 "
+        "cifar100-20-entropy cifar100-entropy digits imagenet imagenet-entropy stl10 stl10-entropy stl10-stage2"
     )
+    assert recipe_names() == names.split()
 
 
 def test_a_recipe_states_only_what_differs_from_the_defaults():
-    """Except where naming the data set or its split makes the file clearer."""
+    """Naming the data set and its split makes a file clearer, so that is excepted."""
     from secu.config import Config
 
-    default = flat(Config().model_dump(mode="json"))
+    default = flatten(Config().model_dump(mode="json"))
     for name in recipe_names():
-        for key, value in flat(load_recipe(name)).items():
+        for key, value in flatten(load_recipe(name)).items():
             if not key.startswith(("data.", "paper", "augment.affine")):
                 assert value != default[key], f"{name}: {key} is the default anyway"
 
@@ -90,40 +102,95 @@ def test_every_recipe_starts_with_its_command():
 CIFAR10_STATISTICS = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CIFAR100_STATISTICS = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_STATISTICS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FACTS: dict[str, dict[str, Any]] = {
-    "cifar10": {
-        **{"data": "cifar10", "split": "train", "statistics": CIFAR10_STATISTICS, "clusters": 10, "epochs": 400},
-        **{"center_lr": 1.2, "temperatures": (0.05, 0.05), "size": (0.9, 0.1), "alpha": 6000, "images": 50_000},
-        **{"crop": 0.3, "encoder": ("resnet18", "cifar", 2, 0), "optimiser": ("sgd", 0.2, 1e-4, 128)},
-    },
-    "cifar100-20": {
-        **{"data": "cifar100-20", "split": "train", "statistics": CIFAR100_STATISTICS, "clusters": 20, "epochs": 800},
-        **{"center_lr": 0.8, "temperatures": (0.05, 0.05), "size": (0.9, 0.1), "alpha": 6000, "images": 50_000},
-        **{"crop": 0.2, "encoder": ("resnet18", "cifar", 2, 0), "optimiser": ("sgd", 0.2, 1e-4, 128)},
-    },
-    "cifar100": {
-        **{"data": "cifar100", "split": "train", "statistics": CIFAR100_STATISTICS, "clusters": 100, "epochs": 800},
-        **{"center_lr": 0.01, "temperatures": (0.05, 0.05), "size": (0.9, 0.1), "alpha": 6000, "images": 50_000},
-        **{"crop": 0.2, "encoder": ("resnet18", "cifar", 2, 0), "optimiser": ("sgd", 0.2, 1e-4, 128)},
-    },
-    "stl10": {
-        **{"data": "stl10", "split": "train+unlabeled", "statistics": IMAGENET_STATISTICS, "clusters": 10},
-        **{"epochs": 800, "center_lr": 0.8, "temperatures": (0.05, 1), "size": (0.9, 0.1), "alpha": 26_460},
-        **{"images": 105_000, "crop": 0.2, "encoder": ("resnet18", "stl", 2, 0)},
-        **{"optimiser": ("sgd", 0.2, 1e-4, 128)},
-    },
-    "stl10-stage2": {
-        **{"data": "stl10", "split": "train", "statistics": IMAGENET_STATISTICS, "clusters": 10, "heads": 1},
-        **{"epochs": 100, "center_lr": 0.8, "temperatures": (0.05, 1), "size": (0.9, 0.1), "alpha": 600},
-        **{"images": 5_000, "crop": 0.2, "encoder": ("resnet18", "stl", 2, 0)},
-        **{"optimiser": ("sgd", 0.002, 1e-4, 128)},
-    },
-    "imagenet": {
-        **{"data": "imagenet", "split": "train", "statistics": IMAGENET_STATISTICS, "clusters": 1000},
-        **{"epochs": 1000, "center_lr": 4.2, "temperatures": (0.05, 0.05), "size": (0.4, 20), "alpha": 90_000},
-        **{"images": 1_281_167, "crop": 0.08, "encoder": ("resnet50", "imagenet", 3, 2)},
-        **{"optimiser": ("lars", 1.6, 1e-6, 1024)},
-    },
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the paper and its code state for one data set."""
+
+    data: str
+    split: str = "train"
+    images: int
+    statistics: tuple[tuple[float, ...], tuple[float, ...]]
+    clusters: int
+    heads: int = 10
+    epochs: int
+    center_lr: float
+    temperatures: tuple[float, float] = (0.05, 0.05)
+    size: tuple[float, float] = (0.9, 0.1)  # lower bound and dual learning rate
+    alpha: float
+    crop: float = 0.2
+    encoder: tuple[str, str, int, int] = ("resnet18", "cifar", 2, 0)
+    optimizer: tuple[str, float, float, int] = ("sgd", 0.2, 1e-4, 128)
+
+
+FACTS = {
+    "cifar10": Facts(
+        data="cifar10",
+        images=50_000,
+        statistics=CIFAR10_STATISTICS,
+        clusters=10,
+        epochs=400,
+        center_lr=1.2,
+        alpha=6000,
+        crop=0.3,
+    ),
+    "cifar100-20": Facts(
+        data="cifar100-20",
+        images=50_000,
+        statistics=CIFAR100_STATISTICS,
+        clusters=20,
+        epochs=800,
+        center_lr=0.8,
+        alpha=6000,
+    ),
+    "cifar100": Facts(
+        data="cifar100",
+        images=50_000,
+        statistics=CIFAR100_STATISTICS,
+        clusters=100,
+        epochs=800,
+        center_lr=0.01,
+        alpha=6000,
+    ),
+    "stl10": Facts(
+        data="stl10",
+        split="train+unlabeled",
+        images=105_000,
+        statistics=IMAGENET_STATISTICS,
+        clusters=10,
+        epochs=800,
+        center_lr=0.8,
+        temperatures=(0.05, 1),
+        alpha=26_460,
+        encoder=("resnet18", "stl", 2, 0),
+    ),
+    "stl10-stage2": Facts(
+        data="stl10",
+        images=5_000,
+        statistics=IMAGENET_STATISTICS,
+        clusters=10,
+        heads=1,
+        epochs=100,
+        center_lr=0.8,
+        temperatures=(0.05, 1),
+        alpha=600,
+        encoder=("resnet18", "stl", 2, 0),
+        optimizer=("sgd", 0.002, 1e-4, 128),
+    ),
+    "imagenet": Facts(
+        data="imagenet",
+        images=1_281_167,
+        statistics=IMAGENET_STATISTICS,
+        clusters=1000,
+        epochs=1000,
+        center_lr=4.2,
+        size=(0.4, 20),
+        alpha=90_000,
+        crop=0.08,
+        encoder=("resnet50", "imagenet", 3, 2),
+        optimizer=("lars", 1.6, 1e-6, 1024),
+    ),
 }
 SIZE = ["cifar10", "cifar100-20", "cifar100", "stl10", "stl10-stage2", "imagenet"]
 ENTROPY = ["cifar10", "cifar100-20", "cifar100", "stl10", "imagenet"]
@@ -131,17 +198,20 @@ ENTROPY = ["cifar10", "cifar100-20", "cifar100", "stl10", "imagenet"]
 
 @pytest.mark.parametrize("name", [*SIZE, *(f"{name}-entropy" for name in ENTROPY)])
 def test_recipes_have_the_values_of_the_facts(name):
-    facts, config = FACTS[name.removesuffix("-entropy")], load_config(name)
-    assert config.heads == tuple(facts["clusters"] * c for c in range(1, facts.get("heads", 10) + 1))
-    assert (config.data.name, config.data.train, config.data.test) == (facts["data"], facts["split"], "test")
-    assert (config.data.mean, config.data.std) == facts["statistics"]
-    assert (config.optim.initial_epochs, config.optim.epochs, config.optim.warmup_epochs) == (1, facts["epochs"], 10)
-    assert (config.loss.temperature, config.loss.center_temperature) == facts["temperatures"]
-    assert config.augment.crop_min == facts["crop"]
-    encoder, optim = config.encoder, config.optim
+    facts = FACTS[name.removesuffix("-entropy")]
+    config = load_config(name)
+    assert config.heads == tuple(facts.clusters * c for c in range(1, facts.heads + 1))
+    assert config.data.source == f"dataset:{facts.data}"
+    assert (config.data.train, config.data.test) == (facts.split, "test")
+    assert (config.data.mean, config.data.std) == facts.statistics
+    assert (config.optim.initial_epochs, config.optim.epochs, config.optim.warmup_epochs) == (1, facts.epochs, 10)
+    assert (config.loss.temperature, config.loss.center_temperature) == facts.temperatures
+    assert config.augment.crop_min == facts.crop
+    encoder = config.encoder
+    optim = config.optim
     layers = (encoder.projection_layers, encoder.prediction_layers)
-    assert (encoder.backbone, encoder.stem, *layers, encoder.dim) == (*facts["encoder"], 128)
-    assert (optim.name, optim.lr, optim.weight_decay, optim.batch_size) == facts["optimiser"]
+    assert (encoder.backbone, encoder.stem, *layers, encoder.dim) == (*facts.encoder, 128)
+    assert (optim.name, optim.lr, optim.weight_decay, optim.batch_size) == facts.optimizer
     assert optim.momentum == 0.9
     assert (config.loss.name, config.centers.kind, config.constraint.score) == ("secu", "sgd", "cosine")
 
@@ -150,38 +220,39 @@ def test_recipes_have_the_values_of_the_facts(name):
 def test_size_recipes_have_the_bounds_of_the_facts(name):
     config = load_config(name)
     assert config.constraint.kind == "size"
-    assert (config.constraint.lower, config.constraint.dual_lr) == FACTS[name]["size"]
+    assert (config.constraint.lower, config.constraint.dual_lr) == FACTS[name].size
     assert config.constraint.upper is None
-    assert (config.centers.lr, config.centers.schedule) == (FACTS[name]["center_lr"], "constant")
+    assert (config.centers.lr, config.centers.schedule) == (FACTS[name].center_lr, "constant")
 
 
 @pytest.mark.parametrize("name", ENTROPY)
 def test_entropy_recipes_have_the_alpha_of_the_facts(name):
     import torch
 
-    from secu.constraints import EntropyConstraint, build_constraint
+    from secu.cluster.constraints import EntropyConstraint, build_constraint
 
-    config, facts = load_config(f"{name}-entropy"), FACTS[name]
-    constraint = build_constraint(config.constraint, torch.tensor([2]), facts["images"])
+    config = load_config(f"{name}-entropy")
+    facts = FACTS[name]
+    constraint = build_constraint(config.constraint, torch.tensor([2]), facts.images)
     assert isinstance(constraint, EntropyConstraint)
-    assert constraint.alpha == facts["alpha"]
+    assert constraint.alpha == facts.alpha
     rising = name == "imagenet"
     assert config.centers.schedule == ("rising" if rising else "constant")
-    assert config.centers.lr == (5.6 if rising else facts["center_lr"])
+    assert config.centers.lr == (5.6 if rising else facts.center_lr)
 
 
 def test_entropy_in_the_second_stage_of_stl10_has_the_alpha_of_the_facts():
     import torch
 
-    from secu.constraints import build_constraint
+    from secu.cluster.constraints import build_constraint
 
     config = load_config("stl10-stage2", ["constraint.kind=entropy"])
-    assert build_constraint(config.constraint, torch.tensor([10]), 5_000).alpha == FACTS["stl10-stage2"]["alpha"]
+    assert build_constraint(config.constraint, torch.tensor([10]), 5_000).alpha == FACTS["stl10-stage2"].alpha
 
 
 def test_an_entropy_recipe_differs_from_its_size_recipe_in_the_constraint_alone():
     for name in ENTROPY:
-        ours, theirs = (flat(load_config(n).model_dump()) for n in (name, f"{name}-entropy"))
+        ours, theirs = (flatten(load_config(n).model_dump()) for n in (name, f"{name}-entropy"))
         different = {k for k in ours if not k.startswith(("desc", "paper")) and ours[k] != theirs[k]}
         allowed = {"constraint.kind", "constraint.alpha"}
         if name == "imagenet":
@@ -198,7 +269,7 @@ def test_an_entropy_recipe_differs_from_its_size_recipe_in_the_constraint_alone(
     ],
 )
 def test_an_ablation_is_cifar10_with_one_thing_changed(name, changed):
-    base, config = (flat(load_config(n).model_dump()) for n in ("cifar10", name))
+    base, config = (flatten(load_config(n).model_dump()) for n in ("cifar10", name))
     assert {k: v for k, v in config.items() if not k.startswith(("desc", "paper")) and v != base[k]} == changed
 
 
@@ -212,7 +283,8 @@ def test_what_the_paper_reaches_by_self_labeling_is_better_than_without():
 
 
 def test_the_second_stage_starts_from_the_first_and_shares_its_network():
-    first, second = load_config("stl10"), load_config("stl10-stage2")
+    first = load_config("stl10")
+    second = load_config("stl10-stage2")
     assert second.init_from == "runs/stl10"
     assert second.encoder == first.encoder
     assert second.heads == first.heads[:1]
@@ -252,7 +324,7 @@ def test_digits_are_not_in_the_paper():
     [(0, 0, 11.45), (1, 0, 11.30), (2, 0, 11.57), (3, 0, 11.83), (3, 2, 11.97)],
 )
 def test_models_have_the_sizes_of_table_1(projection, prediction, millions):
-    from secu.model import Encoder
+    from secu.nets.encoder import Encoder
 
     layers = [f"encoder.projection_layers={projection}", f"encoder.prediction_layers={prediction}"]
     config = load_config("cifar10", layers)

@@ -7,42 +7,38 @@ import stat
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import nn
+import yaml
 
-from secu.checkpoint import load_trained
 from secu.errors import UserError
-from secu.files import write_atomically, write_json, write_text
-from secu.run import FILES, Run
-from secu.settings import load_config
+from secu.settings import load_config, with_shape
+from secu.train.files import write_json, write_text
+from secu.train.run import FILES, Run
 
 CONFIG = load_config("digits", ["heads=[3]", "optim.epochs=2"])
-STATE = {"momentum": {}, "epochs_done": 1, "seconds": 0.5}
+MODEL = {"encoder.weight": torch.arange(6.0).view(2, 3), "clustering.centers.weight": torch.ones(1, 3, 2)}
+STATE = {"tensors": MODEL, "momentum": {"0": torch.ones(2)}, "epochs_done": 1, "seconds": 0.5}
 
 
-def modules():
-    """Return something to save that looks like a model: an encoder and centers with two kinds of tensors."""
-    clustering = nn.Module()
-    clustering.centers = nn.Module()
-    clustering.centers.weight = nn.Parameter(torch.randn(1, 3, 2))
-    clustering.register_buffer("labels", torch.tensor([[0], [2], [1]]))
-    return {"encoder": nn.Linear(2, 2), "clustering": clustering}
+def save(run):
+    """Write what a checkpoint consists of."""
+    run.save_model("model.safetensors", MODEL)
+    run.save_state(STATE)
 
 
 # The folder
 
 
-def test_a_new_run_holds_its_config(tmp_path):
+def test_new_run_holds_its_config(tmp_path):
     run = Run.create(tmp_path / "a" / "b", CONFIG)
     assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
     assert Run.open(run.path).config() == CONFIG
 
 
-def test_an_empty_folder_may_become_a_run(tmp_path):
+def test_empty_folder_may_become_a_run(tmp_path):
     assert Run.create(tmp_path, CONFIG).config() == CONFIG
 
 
-def test_an_existing_run_is_left_alone(tmp_path):
+def test_existing_run_is_not_touched(tmp_path):
     Run.create(tmp_path, CONFIG)
     other = load_config("digits", ["heads=[4]"])
     with pytest.raises(UserError, match=r"exists; choose another folder, --resume it or replace it with --force"):
@@ -50,7 +46,7 @@ def test_an_existing_run_is_left_alone(tmp_path):
     assert Run.open(tmp_path).config() == CONFIG
 
 
-def test_force_replaces_a_run_and_spares_what_is_not_its_own(tmp_path):
+def test_force_replaces_a_run_and_no_other_file(tmp_path):
     run = Run.create(tmp_path, CONFIG)
     for name in FILES[1:]:
         (tmp_path / name).write_text("old")
@@ -67,12 +63,12 @@ def test_force_refuses_a_folder_that_is_not_a_run(tmp_path, files):
     """config.yaml is a common name: somebody else's must not be deleted either."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=r"is not a run folder .*force leaves it alone"):
+    with pytest.raises(UserError, match=r"is not a secu run folder, so it will not be replaced"):
         Run.create(tmp_path, CONFIG, force=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
+def test_file_in_the_way_is_reported(tmp_path):
     (tmp_path / "taken").write_text("x")
     with pytest.raises(UserError, match=r"taken is a file"):
         Run.create(tmp_path / "taken", CONFIG, force=True)
@@ -81,37 +77,37 @@ def test_a_file_in_the_way_is_named(tmp_path):
     assert (tmp_path / "taken").read_text() == "x"
 
 
-def test_a_folder_without_config_is_not_a_run(tmp_path):
+def test_folder_without_config_is_not_a_run(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"is not a run folder \(no config.yaml in it\)"):
             Run.open(path)
 
 
 @pytest.mark.parametrize("content", [b": [", b"- 1\n", b"", b"\xff\xff", b"head: [3]\n", b"heads: 3\n"])
-def test_a_config_that_cannot_be_read_is_a_user_error(tmp_path, content):
+def test_config_that_cannot_be_read_is_a_user_error(tmp_path, content):
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(UserError) as caught:
         Run.open(tmp_path).config()
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_without_a_checkpoint_can_be_taken_back(tmp_path):
+def test_run_without_a_checkpoint_can_be_discarded(tmp_path):
     run = Run.create(tmp_path / "run", CONFIG)
     run.add_metrics({"epoch": 0})
     run.discard_unsaved()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_with_a_checkpoint_is_never_taken_back(tmp_path):
+def test_run_with_a_checkpoint_is_never_discarded(tmp_path):
     saved = Run.create(tmp_path / "saved", CONFIG)
-    saved.save(modules(), STATE)
+    save(saved)
     saved.discard_unsaved()
     assert saved.has_checkpoint()
     assert saved.config() == CONFIG
 
 
-def test_a_model_without_a_checkpoint_is_not_trained_over(tmp_path):
-    """What SeCu.save leaves, or who has removed the large state.pt."""
+def test_model_without_a_checkpoint_is_not_trained_over(tmp_path):
+    """What SeCu.save leaves, or a person who removed the large state.pt."""
     run = Run.create(tmp_path / "run", CONFIG)
     write_json(run.path / "run.json", {"finished": True})
     with pytest.raises(UserError, match=r"run: .*run has no checkpoint \(state.pt\) to resume from"):
@@ -119,65 +115,104 @@ def test_a_model_without_a_checkpoint_is_not_trained_over(tmp_path):
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json"]
 
 
-def test_taking_back_a_run_spares_files_of_others(tmp_path):
+def test_discarding_a_run_removes_no_other_file(tmp_path):
     run = Run.create(tmp_path / "run", CONFIG)
     (run.path / "notes.txt").write_text("mine")
     run.discard_unsaved()
     assert [path.name for path in run.path.iterdir()] == ["notes.txt"]
 
 
-# Atomic writes
+# Starting and resuming
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error):
-    path = tmp_path / "model"
-    path.write_text("old")
-
-    def fail(temporary):
-        temporary.write_text("half of the n")
-        raise error
-
-    with pytest.raises(error):
-        write_atomically(path, fail)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-    assert path.read_text() == "old"
+def test_run_starts_in_an_empty_folder_whether_it_is_resumed_or_not(tmp_path):
+    for resume in (False, True):
+        assert Run.start(tmp_path / str(resume), CONFIG, resume=resume, force=False).config() == CONFIG
+    assert Run.to_resume(tmp_path / "nowhere") is None
 
 
-def test_the_old_file_is_whole_until_the_new_one_is(tmp_path):
-    path = tmp_path / "model"
-    path.write_text("old")
-    seen = []
-
-    def write(temporary):
-        temporary.write_text("half")
-        seen.append((temporary.parent == tmp_path, temporary.name[0], path.read_text()))
-        temporary.write_text("new")
-
-    write_atomically(path, write)
-    assert seen == [(True, ".", "old")]
-    assert path.read_text() == "new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+def test_resume_and_force_contradict_each_other(tmp_path):
+    with pytest.raises(UserError, match="--resume and --force cannot be combined"):
+        Run.start(tmp_path / "run", CONFIG, resume=True, force=True)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lr=0.3", r"was started with optim.lr=\S+, got optim.lr=0.3; start a new run elsewhere"),
+        ("seed=4", "was started with seed=0, got seed=4"),
+        ("heads=[4]", r"was started with heads=\[3\], got heads=\[4\]"),
+        ("augment.affine=null", r"was started with augment.affine.\w+="),
+        ("data.image_size=9", "was started with data.image_size=8, got data.image_size=9"),
+    ],
+)
+def test_run_is_resumed_with_the_same_settings_only(tmp_path, override, message):
+    run = Run.create(tmp_path / "run", with_shape(CONFIG, (1, 8, 8)))
+    save(run)
+    assert Run.start(run.path, with_shape(CONFIG, (1, 8, 8)), resume=True, force=False).path == run.path
+    other = with_shape(load_config("digits", ["heads=[3]", "optim.epochs=2", override]), (1, 8, 8))
+    with pytest.raises(UserError, match=f"resume: .*run {message}"):
+        Run.start(run.path, other, resume=True, force=False)
+
+
+def test_description_and_stated_shape_are_no_other_settings(tmp_path):
+    """A recipe may be described anew; runs of version 0.1 did not state the shape of their inputs."""
     run = Run.create(tmp_path, CONFIG)
-    run.save(modules(), STATE)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-        run.save({}, {**STATE, "unpicklable": lambda: None})
-    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert after["state.pt"] == before["state.pt"]
-    assert sorted(after) == sorted(before)
+    assert run.config().data.image_size is None
+    assert run.input_shape() == (1, 8, 8)
+    run.require_settings(with_shape(CONFIG, (1, 8, 8)))
+    run.require_settings(load_config("digits", ["heads=[3]", "optim.epochs=2", "description=other"]))
 
 
-def test_the_state_is_written_after_the_model(tmp_path, monkeypatch):
-    """Resuming believes the state: were it first, a kill in between could end a run with an older model for good."""
-    order = []
-    real = os.replace
-    monkeypatch.setattr("pathlib.Path.replace", lambda self, to: (order.append(to.name), real(self, to))[1])
-    Run.create(tmp_path, CONFIG).save(modules(), STATE)
-    assert order == ["config.yaml", "model.safetensors", "state.pt"]
+def test_settings_of_a_finished_run_can_be_amended(tmp_path):
+    run = Run.create(tmp_path, CONFIG)
+    config = run.amend({"loss": {"confidence_temperature": 0.2}})
+    assert config == run.config()
+    assert config.loss.prediction_temperature == 0.2
+    assert config.model_copy(update={"loss": CONFIG.loss}) == CONFIG
+    with pytest.raises(UserError, match=r"loss.temprature: unknown setting"):
+        run.amend({"loss": {"temprature": 0.2}})
+    assert run.config() == config
+    assert list(yaml.safe_load((tmp_path / "config.yaml").read_text())) == list(CONFIG.model_dump())
+
+
+# What a run says about itself
+
+
+def test_unfinished_run_says_how_to_finish_it(tmp_path):
+    run = Run.create(tmp_path, CONFIG)
+    assert (run.finished, run.record()) == (False, {})
+    assert run.unfinished() == (
+        "training stopped after 0 of 3 epochs; to continue, run the original command with --resume"
+    )
+    write_json(tmp_path / "run.json", {"finished": False, "epochs_done": 2, "command": "train digits"})
+    assert run.unfinished() == "training stopped after 2 of 3 epochs; to continue, run secu train digits with --resume"
+    write_json(tmp_path / "run.json", {"finished": True})
+    assert run.finished
+    assert run.unfinished() == ""
+
+
+@pytest.mark.parametrize("name", ["outcome.json", "selflabel.json"])
+def test_outcome_is_read_under_its_name_and_that_of_version_0_1(tmp_path, name):
+    run = Run.create(tmp_path, CONFIG)
+    assert (run.outcome(), run.warnings()) == ({}, ())
+    write_json(tmp_path / name, {"moved": 0.5, "warnings": ["one", "two"]})
+    assert run.outcome()["moved"] == 0.5
+    assert run.warnings() == ("one", "two")
+
+
+def test_images_of_a_run_are_known_or_not(tmp_path):
+    run = Run.create(tmp_path, CONFIG)
+    assert run.images() is None
+    write_json(tmp_path / "images.json", {"a.png": 7})
+    assert run.images() == {"a.png": 7}
+    for content in ("[1]", "no json"):
+        (tmp_path / "images.json").write_text(content)
+        with pytest.raises(UserError, match=r"images.json is not a list of images written by secu"):
+            run.images()
+
+
+# Files
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
@@ -186,7 +221,7 @@ def test_files_have_the_mode_that_the_umask_asks_for(tmp_path, mask, mode):
     before = os.umask(mask)
     try:
         run = Run.create(tmp_path, CONFIG)
-        run.save(modules(), STATE)
+        save(run)
         run.add_metrics({"epoch": 0})
         run.write_csv("assignments.csv", ["a"], [[1]])
         assert os.umask(mask) == mask
@@ -208,7 +243,7 @@ def test_text_json_and_tables_are_utf8(tmp_path):
 # metrics.jsonl
 
 
-def test_metrics_are_a_line_an_epoch(tmp_path):
+def test_metrics_are_one_line_per_epoch(tmp_path):
     run = Run.create(tmp_path, CONFIG)
     assert run.metrics() == []
     for epoch in range(3):
@@ -217,49 +252,46 @@ def test_metrics_are_a_line_an_epoch(tmp_path):
     assert [record["loss"] for record in run.metrics()] == [0, 0.5, 1]
 
 
-@pytest.mark.parametrize("cut", ['{"epoch": 3, "lo', '{"epoch": 3}', "\0\0"])
-def test_a_last_line_that_was_cut_off_is_ignored_and_then_repaired(tmp_path, cut):
+@pytest.mark.parametrize("rest", ['{"epoch": 3, "lo', '{"epoch": 3}', "\0\0"])
+def test_truncated_last_line_is_ignored_and_then_repaired(tmp_path, rest):
     run = Run.create(tmp_path, CONFIG)
     for epoch in range(3):
         run.add_metrics({"epoch": epoch})
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(cut)
+        file.write(rest)
     assert [record["epoch"] for record in run.metrics()] == [0, 1, 2]
     run.keep_metrics(2)
     run.add_metrics({"epoch": 2, "again": True})
     assert run.metrics() == [{"epoch": 0}, {"epoch": 1}, {"epoch": 2, "again": True}]
 
 
-# Checkpoints
+# Models and checkpoints
 
 
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
-    run, parts = Run.create(tmp_path, CONFIG), modules()
+def test_model_and_state_are_read_back_bit_for_bit(tmp_path):
+    run = Run.create(tmp_path, CONFIG)
     assert not run.has_checkpoint()
-    run.save(parts, STATE)
+    save(run)
     assert run.has_checkpoint()
     state = run.load_state()
     assert (state["epochs_done"], state["seconds"]) == (1, 0.5)
-    expected = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
-    assert state["tensors"].keys() == expected.keys()
-    assert all(torch.equal(state["tensors"][key], expected[key]) for key in expected)
+    for ours, theirs in ((run.load_model(), MODEL), (state["tensors"], MODEL), (state["momentum"], STATE["momentum"])):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_weights_in_the_gpus_memory_order_can_be_saved(tmp_path):
-    encoder = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+def test_model_file_carries_metadata(tmp_path):
     run = Run.create(tmp_path, CONFIG)
-    run.save({**modules(), "encoder": encoder}, STATE)
-    assert not encoder.weight.is_contiguous()
-    assert torch.equal(run.load_model()["encoder.weight"], encoder.weight)
+    assert run.metadata("best.safetensors") == {}
+    run.save_model("best.safetensors", MODEL, {"epoch": "3"})
+    assert run.metadata("best.safetensors") == {"epoch": "3"}
+    assert torch.equal(run.load_model("best.safetensors")["encoder.weight"], MODEL["encoder.weight"])
+    (tmp_path / "best.safetensors").write_bytes(b"garbage")
+    with pytest.raises(UserError, match=r"best.safetensors is not a safetensors file"):
+        run.metadata("best.safetensors")
 
 
-def test_a_model_is_encoder_and_centers_and_not_the_label_memory(tmp_path):
-    run = Run.create(tmp_path, CONFIG)
-    run.save(modules(), STATE)
-    assert sorted(run.load_model()) == ["clustering.centers.weight", "encoder.bias", "encoder.weight"]
-
-
-def test_missing_files_say_what_is_missing(tmp_path):
+def test_missing_file_is_named(tmp_path):
     run = Run.create(tmp_path, CONFIG)
     with pytest.raises(UserError, match=r"has no checkpoint \(state.pt\)"):
         run.load_state()
@@ -277,13 +309,13 @@ def test_garbage_is_neither_a_model_nor_a_checkpoint(tmp_path, content):
     (tmp_path / "state.pt").write_bytes(content)
     with pytest.raises(UserError, match=r"model.safetensors is not a safetensors file"):
         run.load_model()
-    with pytest.raises(UserError, match=r"state.pt is not a checkpoint of this program"):
+    with pytest.raises(UserError, match=r"state.pt is not a checkpoint written by secu"):
         run.load_state()
 
 
-def test_a_truncated_checkpoint_is_a_user_error(tmp_path):
+def test_truncated_checkpoint_is_a_user_error(tmp_path):
     run = Run.create(tmp_path, CONFIG)
-    run.save(modules(), STATE)
+    save(run)
     for name in ("state.pt", "model.safetensors"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-40])
     with pytest.raises(UserError):
@@ -292,26 +324,15 @@ def test_a_truncated_checkpoint_is_a_user_error(tmp_path):
         run.load_model()
 
 
-@pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, [torch.zeros(2)], torch.zeros(2), {"tensors": {}}])
-def test_a_torch_file_of_others_is_not_a_checkpoint(tmp_path, content):
+@pytest.mark.parametrize(
+    "content",
+    [{"weights": torch.zeros(2)}, [torch.zeros(2)], torch.zeros(2), {"tensors": {}}, {**STATE, "momentum": 3}],
+)
+def test_foreign_torch_file_is_not_a_checkpoint(tmp_path, content):
     run = Run.create(tmp_path, CONFIG)
     torch.save(content, tmp_path / "state.pt")
-    with pytest.raises(UserError, match=r"state.pt is not a checkpoint of this program"):
+    with pytest.raises(UserError, match=r"state.pt is not a checkpoint written by secu"):
         run.load_state()
-
-
-def test_a_safetensors_file_of_others_is_not_a_model(tmp_path):
-    run = Run.create(tmp_path, CONFIG)
-    save_file({"bert.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"model.safetensors is not a model of this program"):
-        run.load_model()
-
-
-def test_a_model_of_another_network_is_refused(tmp_path):
-    run = Run.create(tmp_path, CONFIG)
-    run.save(modules(), STATE)
-    with pytest.raises(UserError, match="holds another encoder than its data and config ask for"):
-        load_trained(run, (1, 8, 8), torch.device("cpu"))
 
 
 class Bomb:
@@ -324,19 +345,19 @@ class Bomb:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize("save", [torch.save, lambda bomb, path: path.write_bytes(pickle.dumps(bomb, 2))])
-def test_a_hostile_checkpoint_is_refused_and_nothing_of_it_runs(tmp_path, save):
+@pytest.mark.parametrize("write", [torch.save, lambda bomb, path: path.write_bytes(pickle.dumps(bomb, 2))])
+def test_hostile_checkpoint_is_refused_and_not_executed(tmp_path, write):
     run = Run.create(tmp_path / "run", CONFIG)
     trace = tmp_path / "executed"
-    save({**STATE, "tensors": Bomb(trace)}, run.path / "state.pt")
-    with pytest.raises(UserError, match=r"state.pt is not a checkpoint of this program"):
+    write({**STATE, "tensors": Bomb(trace)}, run.path / "state.pt")
+    with pytest.raises(UserError, match=r"state.pt is not a checkpoint written by secu"):
         run.load_state()
     assert not trace.exists()
     pickle.loads(pickle.dumps(Bomb(trace))).close()  # the bomb itself does work
     assert trace.exists()
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch):
+def test_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch):
     run = Run.create(tmp_path / "run", load_config("digits"))
 
     def full(*_):
@@ -344,10 +365,4 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match=r"cannot write .*state.pt: is the disk full\? \(\[enforce fail.*132688\)$"):
-        run.save({"encoder": nn.Linear(1, 1)}, {})
-
-    def no_space(_):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match=r"No space left on device: '.*a.txt'"):
-        write_atomically(tmp_path / "a.txt", no_space)
+        run.save_state(STATE)

@@ -1,7 +1,7 @@
 """Every operation of strong_pixels.py against pillow, image by image, with the same magnitudes.
 
-All agree level for level but two: single pixels of rotated images are a neighbour, since our coordinates start from
-float32; and autocontrast does not repeat a rounding of pillow's that makes some levels one too low.
+All but two agree level for level. Single pixels of rotated images are replaced by a neighbor, since our coordinates
+start from float32, and autocontrast does not reproduce a rounding error of pillow's that makes some levels one too low.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from secu import strong_pixels as ops
+from secu.views import strong_pixels as ops
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SIZES = [(32, 32), (20, 36), (36, 20), (20, 20), (8, 8), (3, 3), (2, 6), (1, 1)]
-MAGNITUDES = 24  # from one end of the range to the other; with this many no shift is by half a pixel, a matter of taste
-NEIGHBOURS = 1e-4  # the share of pixels of rotated images that may come from the pixel next to the right one
+MAGNITUDES = 24  # from one end of the range to the other; with this many, no shift is by exactly half a pixel
+NEIGHBORS = 1e-4  # share of pixels of rotated images that may come from a neighbor of the right one
 
 PILLOW: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "identity": lambda image, _: image,
@@ -25,7 +25,7 @@ PILLOW: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "equalize": lambda image, _: ImageOps.equalize(image),
     "rotate": lambda image, m: image.rotate(m),
     "solarize": lambda image, m: ImageOps.solarize(image, m),  # type: ignore[arg-type]
-    "colour": lambda image, m: ImageEnhance.Color(image).enhance(m),
+    "color": lambda image, m: ImageEnhance.Color(image).enhance(m),
     "contrast": lambda image, m: ImageEnhance.Contrast(image).enhance(m),
     "brightness": lambda image, m: ImageEnhance.Brightness(image).enhance(m),
     "sharpness": lambda image, m: ImageEnhance.Sharpness(image).enhance(m),
@@ -62,7 +62,7 @@ def random_levels(count: int, size: tuple[int, int], channels: int, low: int = 0
 
 
 def all_kinds(size: tuple[int, int], channels: int, count: int = MAGNITUDES) -> Tensor:
-    """Return ``count`` images of each of six kinds, one kind after the other."""
+    """Return ``count`` images of each of six kinds, one kind after another."""
     coarse = random_levels(count, (4, 4), channels).float()
     natural = torch.nn.functional.interpolate(coarse, size=size, mode="bicubic").clamp(0, 255).to(torch.uint8)
     saturated = ((natural.float() - 80) * 2).clamp(0, 255).to(torch.uint8)
@@ -70,7 +70,7 @@ def all_kinds(size: tuple[int, int], channels: int, count: int = MAGNITUDES) -> 
     one_channel_constant = random_levels(count, size, channels)
     one_channel_constant[:, 0] = 77
     noise = random_levels(count, size, channels)
-    narrow = random_levels(count, size, channels, 60, 67)  # equalise: many pixels a level
+    narrow = random_levels(count, size, channels, 60, 67)  # for equalize: many pixels per level
     return torch.cat([noise, narrow, natural, saturated, constant, one_channel_constant])
 
 
@@ -87,7 +87,7 @@ sizes = pytest.mark.parametrize("size", SIZES)
 channels = pytest.mark.parametrize("channels", [1, 3])
 
 
-def test_there_are_fourteen() -> None:
+def test_there_are_fourteen_operations() -> None:
     assert len(ops.OPERATIONS) == 14
     assert set(PILLOW) == set(ops.OPERATIONS)
     assert list(ops.NUMBERS.values()) == list(range(14))
@@ -97,7 +97,8 @@ def test_there_are_fourteen() -> None:
 @channels
 @pytest.mark.parametrize("name", [name for name in PILLOW if name not in ("rotate", "autocontrast")])
 def test_operation_is_pillows(name: str, size: tuple[int, int], channels: int) -> None:
-    levels, magnitude = all_kinds(size, channels), magnitudes_of(name).repeat(6)
+    levels = all_kinds(size, channels)
+    magnitude = magnitudes_of(name).repeat(6)
     ours = operate(name, levels, magnitude)
     assert ours.dtype == torch.uint8
     assert torch.equal(ours, each_by_pillow(levels, PILLOW[name], magnitude.tolist()))
@@ -106,19 +107,18 @@ def test_operation_is_pillows(name: str, size: tuple[int, int], channels: int) -
 @channels
 @pytest.mark.parametrize("size", [*SIZES, (96, 96), (224, 224)])
 def test_rotation_is_pillows(size: tuple[int, int], channels: int) -> None:
-    levels, magnitude = all_kinds(size, channels), magnitudes_of("rotate").repeat(6)
+    levels = all_kinds(size, channels)
+    magnitude = magnitudes_of("rotate").repeat(6)
     theirs = each_by_pillow(levels, PILLOW["rotate"], magnitude.tolist())
-    assert (operate("rotate", levels, magnitude) != theirs).float().mean() < NEIGHBOURS
+    assert (operate("rotate", levels, magnitude) != theirs).float().mean() < NEIGHBORS
 
 
 @sizes
 @channels
-def test_autocontrast_is_pillows_but_for_whole_quotients(size: tuple[int, int], channels: int) -> None:
+def test_autocontrast_is_pillows_except_for_whole_quotients(size: tuple[int, int], channels: int) -> None:
     levels = all_kinds(size, channels)
-    ours, theirs = (
-        operate("autocontrast", levels, torch.zeros(len(levels))),
-        each_by_pillow(levels, ImageOps.autocontrast),
-    )
+    ours = operate("autocontrast", levels, torch.zeros(len(levels)))
+    theirs = each_by_pillow(levels, ImageOps.autocontrast)
     low, high = levels.amin((2, 3), keepdim=True).int(), levels.amax((2, 3), keepdim=True).int()
     one_less = ours.int() - theirs.int()
     whole = (levels - low) * 255 % (high - low).clamp(min=1) == 0
@@ -128,7 +128,7 @@ def test_autocontrast_is_pillows_but_for_whole_quotients(size: tuple[int, int], 
 
 
 def test_autocontrast_differs_from_pillow_in_few_levels() -> None:
-    """All levels within all ranges from black upwards, which crops and shifts make the most frequent ones."""
+    """All levels of all ranges that start at black, which crops and shifts make the most frequent."""
     ramp = torch.arange(256, dtype=torch.uint8).expand(255, 1, 1, 256)
     levels = torch.minimum(ramp, torch.arange(1, 256, dtype=torch.uint8).view(-1, 1, 1, 1))
     theirs = each_by_pillow(levels, ImageOps.autocontrast)
@@ -138,7 +138,7 @@ def test_autocontrast_differs_from_pillow_in_few_levels() -> None:
 
 
 @channels
-def test_flat_channels_are_left_alone(channels: int) -> None:
+def test_constant_channels_are_unchanged(channels: int) -> None:
     levels = random_levels(5, (1, 1), channels).expand(-1, -1, 24, 24).clone()
     levels[3:, -1] = random_levels(2, (24, 24), 1)[:, 0]
     for name in ("autocontrast", "equalize"):
@@ -149,7 +149,7 @@ def test_flat_channels_are_left_alone(channels: int) -> None:
 
 
 @channels
-def test_equalise_needs_255_pixels_below_the_highest_level(channels: int) -> None:
+def test_equalize_needs_255_pixels_below_the_highest_level(channels: int) -> None:
     for below in (254, 255, 256, 509, 510):
         levels = torch.full((1, channels, 1, 600), 200, dtype=torch.uint8)
         levels[..., :below] = 100 + torch.arange(below) % 50
@@ -159,7 +159,7 @@ def test_equalise_needs_255_pixels_below_the_highest_level(channels: int) -> Non
 
 
 @sizes
-def test_sharpness_copies_the_border(size: tuple[int, int]) -> None:
+def test_sharpness_keeps_the_border(size: tuple[int, int]) -> None:
     levels = random_levels(4, size, 3)
     blurred = operate("sharpness", levels, torch.zeros(4))
     border = torch.ones(size, dtype=torch.bool)
@@ -171,21 +171,22 @@ def test_sharpness_copies_the_border(size: tuple[int, int]) -> None:
 
 
 @sizes
-def test_colour_leaves_grey_images_alone(size: tuple[int, int]) -> None:
+def test_color_leaves_gray_images_unchanged(size: tuple[int, int]) -> None:
     levels = random_levels(MAGNITUDES, size, 1)
-    assert torch.equal(operate("colour", levels, magnitudes_of("colour")), levels)
+    assert torch.equal(operate("color", levels, magnitudes_of("color")), levels)
 
 
 @channels
-@pytest.mark.parametrize("name", ["colour", "contrast", "brightness", "sharpness"])
-def test_factors_of_nought_and_one(name: str, channels: int) -> None:
-    levels, nothing = all_kinds((20, 36), channels, 4), torch.zeros(24)
+@pytest.mark.parametrize("name", ["color", "contrast", "brightness", "sharpness"])
+def test_factors_of_zero_and_one(name: str, channels: int) -> None:
+    levels = all_kinds((20, 36), channels, 4)
+    nothing = torch.zeros(24)
     assert torch.equal(operate(name, levels, nothing), each_by_pillow(levels, PILLOW[name], nothing.tolist()))
     assert torch.equal(operate(name, levels, nothing + 1), levels)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0, 127.5, 128.0, 254.9, 255.0, 255.5, 256.0])
-def test_solarise_thresholds(threshold: float) -> None:
+def test_solarize_thresholds(threshold: float) -> None:
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     ours = operate("solarize", levels, torch.tensor([threshold]))
     assert torch.equal(ours, each_by_pillow(levels, PILLOW["solarize"], [threshold]))
@@ -193,7 +194,7 @@ def test_solarise_thresholds(threshold: float) -> None:
 
 
 @pytest.mark.parametrize("bits", range(4, 9))
-def test_posterise_cuts_bits_off(bits: int) -> None:
+def test_posterize_truncates_bits(bits: int) -> None:
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(3, -1, -1, -1)
     for ours in operate("posterize", levels, bits + torch.tensor([0, 0.5, 0.999])):
         assert torch.equal(ours, from_pillow(ImageOps.posterize(to_pillow(levels[0]), bits)))
@@ -205,7 +206,7 @@ def test_any_affine_matrix(channels: int) -> None:
     matrix = torch.randn(200, 2, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 1, 10.0])
     theirs = each_by_pillow(levels, transform, [tuple(m.flatten().tolist()) for m in matrix])
     assert (theirs > 0).float().mean() > 0.1
-    assert (ops.affine(levels, matrix) != theirs).float().mean() < NEIGHBOURS
+    assert (ops.affine(levels, matrix) != theirs).float().mean() < NEIGHBORS
 
 
 @pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "shift_x", "shift_y"])
@@ -217,7 +218,7 @@ def test_moves_uncover_black(name: str) -> None:
 
 
 def test_every_image_has_its_own_operation_and_magnitude() -> None:
-    """Two images an operation, in one batch, against the operations one by one."""
+    """Two images per operation in one batch, against the operations one by one."""
     levels = all_kinds((20, 36), 3, 5)[:28]
     operation = torch.randperm(28, generator=torch.Generator().manual_seed(0)) % 14
     names = [list(ops.OPERATIONS)[number] for number in operation.tolist()]
@@ -234,7 +235,8 @@ def test_every_image_has_its_own_operation_and_magnitude() -> None:
 @sizes
 @channels
 def test_mirror_and_shift(size: tuple[int, int], channels: int) -> None:
-    (height, width), levels = size, random_levels(50, size, channels)
+    height, width = size
+    levels = random_levels(50, size, channels)
     generator = torch.Generator().manual_seed(0)
     mirrored = torch.rand(50, generator=generator) < 0.5
     shift = torch.randint(-6, 7, (50, 2), generator=generator)
@@ -265,8 +267,8 @@ def test_cutout(size: tuple[int, int], channels: int) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
-def test_compiled_operations_are_the_plain_ones_level_for_level(device):
-    """The compiler of torch 2.13 once took the least of uint8 levels to be 0."""
+def test_compiled_operations_agree_with_eager_ones_level_for_level(device):
+    """The compiler of torch 2.13 took the minimum of uint8 levels to be 0."""
     operation = torch.arange(5 * len(ops.OPERATIONS)) % len(ops.OPERATIONS)
     lowest, highest = torch.tensor(list(ops.OPERATIONS.values()))[operation].unbind(1)
     magnitude = lowest + (highest - lowest) * torch.linspace(0, 1, len(operation))

@@ -1,4 +1,4 @@
-"""The table of assignments: the same content in three formats, whatever the user's columns hold."""
+"""The table of assignments: the same content in three formats, whatever the user's columns hold; and read back."""
 
 import csv
 import io
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from secu.errors import UserError
-from secu.evaluate import Predictions
-from secu.tables import OURS, CsvWriter, format_of, make_table, table_writer
+from secu.methods.predictor import Predictions
+from secu.results.tables import OURS, CsvWriter, format_of, make_table, read_assignments, table_writer
 
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
 
@@ -108,7 +108,7 @@ def test_whatever_the_columns_hold_can_be_written_and_read_back(tmp_path, kind):
     assert found[0]["label"] == "\\udcff"
 
 
-def test_csv_and_parquet_say_the_same(tmp_path):
+def test_csv_and_parquet_have_the_same_content(tmp_path):
     content = table({"note": ["x", "y,z", ""], "number": [1, 2.5, -3]}, labels=["a", "b", "c"])
     text = read_csv(write(tmp_path / "t.csv", "csv", content))
     typed = pq.read_table(write(tmp_path / "t.parquet", "parquet", content))
@@ -119,7 +119,7 @@ def test_csv_and_parquet_say_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_batches_make_the_same_table_as_one_go(tmp_path, kind):
+def test_batches_make_the_same_table_as_a_single_write(tmp_path, kind):
     content = table({"note": ["x", None, "z"]})
     whole = write(tmp_path / f"whole.{kind}", kind, content)
     parts = write(tmp_path / f"parts.{kind}", kind, part(content, 1), part(content, 1, 1), part(content, 1, None))
@@ -148,7 +148,7 @@ def test_csv_has_one_header():
     assert len(lines) == 4
 
 
-def test_a_parquet_file_is_closed_when_something_goes_wrong(tmp_path):
+def test_a_parquet_file_is_closed_after_an_error(tmp_path):
     def fail():
         with table_writer(tmp_path / "t.parquet", "parquet") as writer:
             writer.write(table())
@@ -176,3 +176,66 @@ def test_another_name_is_refused(path):
 def test_the_format_that_was_meant_is_named():
     with pytest.raises(UserError, match="did you mean jsonl"):
         format_of("a.json")
+
+
+# Reading back
+
+
+CARRIED = {"z": ["1", "2", "3"], "a, b": ["x", 'quote " and\nline', ""]}
+
+
+def test_assignments_are_read_back_with_their_types(tmp_path):
+    content = table(CARRIED, labels=["cat", "", "dog"])
+    path = write(tmp_path / "assignments.csv", "csv", content)
+    found = read_assignments(path)
+    assert found == content
+    assert list(found) == [*COLUMNS, "label", *CARRIED]
+    for name, kind in OURS.items():
+        assert {type(value) for value in found[name]} == {kind}
+    assert read_assignments(path.read_bytes()) == found
+
+
+def test_columns_are_found_by_name_in_any_order(tmp_path):
+    content = table(CARRIED)
+    path = write(tmp_path / "t.csv", "csv", dict(reversed(content.items())))
+    assert read_assignments(path) == content
+
+
+def test_a_table_without_images_has_all_columns(tmp_path):
+    assert read_assignments(write(tmp_path / "t.csv", "csv", part(table(), 0))) == {name: [] for name in COLUMNS}
+
+
+HEADER = ",".join(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "it has no column 'id'"),
+        ("id,cluster\na,0\n", "it has no column 'confidence'"),
+        (f"{HEADER}\na,0,0.9\n", "line 2 has 3 values for 7 columns"),
+        (f"{HEADER}\na,0,0.9,1,0.0,0.8,False,9\n", "line 2 has 8 values for 7 columns"),
+        (f"{HEADER}\na,x,0.9,1,0.0,0.8,False\n", "column 'cluster': invalid literal"),
+        (f"{HEADER}\na,0,high,1,0.0,0.8,False\n", "column 'confidence': could not convert"),
+        (f"{HEADER}\na,0,0.9,1,0.0,0.8,no\n", "column 'outlier': 'no' is neither True nor False"),
+        (f'{HEADER}\n"a"b,0,0.9,1,0.0,0.8,no\n', "expected after"),
+        (b"\xff\xfe", "codec can't decode"),
+    ],
+)
+def test_what_is_not_a_table_of_ours_is_refused_with_the_reason(tmp_path, text, reason):
+    content = text if isinstance(text, bytes) else text.encode()
+    path = tmp_path / "assignments.csv"
+    path.write_bytes(content)
+    for source, name in ((path, str(path)), (content, "assignments.csv")):
+        with pytest.raises(UserError) as caught:
+            read_assignments(source)
+        assert str(caught.value).startswith(f"run: {name} is not a table of assignments: ")
+        assert reason in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_table_is_named(tmp_path):
+    with pytest.raises(
+        UserError, match=r"run: cannot read .*gone\.csv: No such file or directory; was the run stopped"
+    ):
+        read_assignments(tmp_path / "gone.csv")

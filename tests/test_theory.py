@@ -1,4 +1,4 @@
-"""What the paper proves, as properties of our code."""
+"""The paper's theorems as properties of our code."""
 
 import math
 
@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secu.centers import ClosedFormCenters, KMeansCenters
-from secu.clustering import Clustering
+from secu.cluster.centers import ClosedFormCenters, KMeansCenters
+from secu.cluster.clustering import Clustering
+from secu.cluster.constraints import NO_LABEL, EntropyConstraint
+from secu.cluster.losses import cross_entropy, log_probabilities, secu_loss
 from secu.config import Config
-from secu.constraints import NO_LABEL, EntropyConstraint
-from secu.losses import cross_entropy, log_probabilities, secu_loss
 
 DIM = 6
 
@@ -37,7 +37,7 @@ def log_p_of(x_SBD: Tensor, centers_HKD: Tensor, temperature: float) -> Tensor:
 
 
 def slope_on_sphere(x_SBD: Tensor, centers_HKD: Tensor, labels_BH: Tensor, temperature: float) -> Tensor:
-    """Return the gradient of the SeCu loss without its part along the center, which the sphere does not allow."""
+    """Return the gradient of the SeCu loss without its radial component: its projection onto the sphere."""
     centers = centers_HKD.clone().requires_grad_()
     secu_loss(x_SBD, centers, log_p_of(x_SBD, centers, temperature), labels_BH, temperature).backward()
     radial = (centers.grad * centers_HKD).sum(-1, keepdim=True)
@@ -46,7 +46,8 @@ def slope_on_sphere(x_SBD: Tensor, centers_HKD: Tensor, labels_BH: Tensor, tempe
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
 def test_theorem_1_closed_form_converges_to_a_stationary_point_of_the_loss(float64, temperature):
-    clusters, images = 4, 60
+    clusters = 4
+    images = 60
     groups = unit(clusters)
     labels = torch.arange(images)[:, None] % clusters
     x = groups[labels[:, 0]] + 0.5 * unit(2, images, seed=1)
@@ -60,11 +61,11 @@ def test_theorem_1_closed_form_converges_to_a_stationary_point_of_the_loss(float
     assert slope_on_sphere(x, centers.unit(), labels, temperature).abs().max() < 1e-12
     kmeans = KMeansCenters(1, clusters, DIM)
     kmeans.update(x, log_p_of(x, before, temperature), labels)
-    assert slope_on_sphere(x, kmeans.unit(), labels, temperature).abs().max() > 1e-4  # hardness makes a difference
+    assert slope_on_sphere(x, kmeans.unit(), labels, temperature).abs().max() > 1e-4  # the weights make a difference
 
 
 def test_coke_is_the_limit_of_a_large_center_temperature(float64):
-    """λ_w → ∞: p = 1/K for all, and closed-form centers are k-means centers; at a small λ_w they are not."""
+    """For λ_w → ∞, p = 1/K for all and closed-form centers equal k-means centers; for a small λ_w they do not."""
     distances = []
     for temperature in (1e8, 0.1):
         results = []
@@ -92,8 +93,9 @@ def objective(log_p: list[list[float]], labels: list[int], alpha: float) -> floa
 
 
 def one_by_one(log_p: list[list[float]], labels: list[int], alpha: float) -> list[list[int]]:
-    """Eqn. 11 for one image after the other, by trying every label; return the labels after each image."""
-    labels, history = list(labels), []
+    """Apply Eqn. 11 to one image after another by trying every label; return the labels after each image."""
+    labels = list(labels)
+    history = []
     for i in range(len(labels)):
         tries = [[*labels[:i], j, *labels[i + 1 :]] for j in range(len(log_p[0]))]
         labels = min(tries, key=lambda tried: objective(log_p, tried, alpha))
@@ -103,9 +105,10 @@ def one_by_one(log_p: list[list[float]], labels: list[int], alpha: float) -> lis
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(2, 5), st.integers(2, 12), st.floats(0, 60), st.floats(0.05, 2))
-def test_theorem_2_updates_one_by_one_never_raise_the_objective(seed, clusters, images, alpha, temperature):
-    """The sequential form of the paper, and our constraint driven with batches of a single image."""
-    x, centers = unit(1, images, seed=seed).double(), unit(1, clusters, seed=seed + 1).double()
+def test_theorem_2_sequential_updates_never_increase_the_objective(seed, clusters, images, alpha, temperature):
+    """The sequential form of the paper, and our constraint with batches of a single image."""
+    x = unit(1, images, seed=seed).double()
+    centers = unit(1, clusters, seed=seed + 1).double()
     log_p_BHK = log_p_of(x, centers, temperature)[0]
     log_p = log_p_BHK[:, 0].tolist()
     generator = torch.Generator().manual_seed(seed)
@@ -129,8 +132,8 @@ def test_theorem_2_updates_one_by_one_never_raise_the_objective(seed, clusters, 
         assert value == pytest.approx(best, abs=1e-6)
 
 
-def test_batches_of_many_may_raise_the_objective():
-    """Why the theorem says one by one: images that see the same counts all flee to the same empty cluster."""
+def test_larger_batches_may_increase_the_objective():
+    """Why the theorem is about sequential updates: images that see the same counts all move to the same cluster."""
     log_p = [[math.log(0.5), math.log(0.5)]] * 6
     scores = torch.tensor(log_p)[:, None]
     constraint = EntropyConstraint(torch.tensor([2]), 6, 10.0)
@@ -140,22 +143,25 @@ def test_batches_of_many_may_raise_the_objective():
     assert objective(log_p, new[:, 0].tolist(), 10.0) > objective(log_p, labels[:, 0].tolist(), 10.0)
 
 
-# Scores in place of log p
+# Cosines instead of log p
 
 
 @pytest.mark.parametrize("kind", ["none", "size", "entropy"])
-def test_log_prob_scores_give_the_labels_of_brute_force_log_p(float64, kind):
-    """The docstring of Clustering.assign: the normaliser of the softmax is the same for all clusters of an image."""
-    heads, images, temperature = (3, 5), 40, 0.07
+def test_log_prob_scores_give_the_labels_of_explicit_log_p(float64, kind):
+    """See Clustering.assign: the normalizer of the softmax is the same for all clusters of an image."""
+    heads = (3, 5)
+    images = 40
+    temperature = 0.07
     config = Config(
         heads=heads, constraint={"kind": kind, "score": "log_prob"}, loss={"center_temperature": temperature}
     )
     torch.manual_seed(0)
     clustering = Clustering(config, images, DIM)
     previous = torch.stack([torch.arange(images) ** 2 % k for k in heads], 1)
-    unlabelled = torch.full_like(previous, NO_LABEL)
-    clustering.constraint.update(previous, unlabelled)
-    x, centers = unit(2, images, seed=1), clustering.centers.unit().detach()
+    unlabeled = torch.full_like(previous, NO_LABEL)
+    clustering.constraint.update(previous, unlabeled)
+    x = unit(2, images, seed=1)
+    centers = clustering.centers.unit().detach()
     labels = clustering.assign(torch.einsum("sbd,hkd->sbhk", x, centers).mean(0), previous)
     for h, clusters in enumerate(heads):
         counts = [int((previous[:, h] == j).sum()) for j in range(clusters)]
@@ -180,10 +186,12 @@ def test_log_prob_scores_give_the_labels_of_brute_force_log_p(float64, kind):
 # Proposition 1
 
 
-def test_proposition_1_most_centers_see_no_positive_and_secu_leaves_them_alone():
-    """A batch of b images has no positive for at least K − b clusters: cross-entropy pushes those nonetheless."""
-    clusters, images = 50, 8
-    x, centers = unit(2, images), unit(1, clusters, seed=1).requires_grad_()
+def test_proposition_1_most_centers_have_no_positive_and_secu_does_not_move_them():
+    """A batch of b images has no positive for at least K − b clusters, which cross-entropy moves nonetheless."""
+    clusters = 50
+    images = 8
+    x = unit(2, images)
+    centers = unit(1, clusters, seed=1).requires_grad_()
     log_p = log_p_of(x, centers, 0.5)
     labels = log_p.detach().mean(0).argmax(-1)
     secu = torch.autograd.grad(secu_loss(x, centers, log_p, labels, 0.5), centers, retain_graph=True)[0]

@@ -1,7 +1,9 @@
-"""SeCu: one-stage deep clustering of images without labels.
+"""SeCu: deep clustering of images without labels (stable cluster discrimination).
 
-Read the package in the order in which an image passes through it: data, augment, backbones, model, losses,
-constraints, centers, clustering, evaluate, train. The README has the tour.
+The package is a stack of layers, each of which imports only those before it: ``data`` (images), ``views``
+(augmentation), ``nets`` (encoders), ``cluster`` (losses, constraints, centers), ``methods`` (SeCu, self-labeling),
+``train`` (loop, checkpoints, run folder), ``results`` (tables and report) and ``apps`` (implementation of the
+commands). ``config``, ``settings`` and ``registry`` define the settings of a run.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from secu.estimator import SeCu
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["SeCu", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the estimator, and torch with it, when it is asked for: ``secu --help`` must not wait for it."""
+    """Import the estimator, and with it torch, on first use, so that ``secu --help`` stays fast."""
     if name != "SeCu":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,77 +1,76 @@
-"""What a run is: frozen models of all its settings.
+"""All settings of a run, as frozen pydantic models.
 
-Every default of the project lives in this file and nowhere else; a recipe states only what differs.
-The paper's symbol stands in brackets behind each setting that has one.
+A recipe states only what differs from these defaults. For your own images, apps/plan.py chooses some settings by rule;
+apps/selflabel.py does so for the second stage. Symbols in brackets are the paper's.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from secu.registry import BACKBONES, CENTERS, CONSTRAINTS, METHODS
 
 Channels = tuple[float, ...]
+Backbone = Annotated[str, AfterValidator(BACKBONES.check)]
+CentersKind = Annotated[str, AfterValidator(CENTERS.check)]
+ConstraintKind = Annotated[str, AfterValidator(CONSTRAINTS.check)]
+MethodName = Annotated[str, AfterValidator(METHODS.check)]
 
 
 class Model(BaseModel):
-    """Base of all settings: immutable, and an unknown key is an error."""
+    """Base class of all settings: immutable; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Model):
-    """Which images, and how their pixels become numbers around zero."""
+    """The images, and the normalization of their pixels."""
 
-    name: str = "cifar10"  # of a data set, or own: the user's images
-    source: str | None = None  # where own images lie
-    labels: str | None = None  # what names their true labels: folder, or a column; for scoring alone
-    train: str = "train"
-    test: str = "test"
-    image_size: int | None = Field(None, ge=1)  # decode to this square; None: as stored
-    channels: Literal[1, 3] | None = None  # decode to grey or to colour; None: as stored
-    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # of an array, or 16-bit files: float 0..1
-    mean: Channels = (0.5,)
-    std: Channels = (0.25,)
+    source: str | None = None  # dataset:NAME, a path or a pattern; None: images in memory
+    labels: str | None = None  # true labels, for scoring only: folder, or the name of a column
+    train: str = "train"  # split to train on, if the source has splits
+    test: str = "test"  # split to score on, if the source has splits
+    image_size: int | None = Field(None, ge=1)  # side of the square that images are decoded to; None: as stored
+    channels: Literal[1, 3] | None = None  # decode to gray or to color; None: as stored
+    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # range of an array or of 16-bit files
+    mean: Channels = (0.5,)  # mean per channel, for pixel values between 0 and 1
+    std: Channels = (0.25,)  # standard deviation per channel
 
     @model_validator(mode="after")
     def _can_divide(self) -> Self:
         if min(self.std, default=0) <= 0:
-            raise ValueError(f"data.std: {list(self.std)} must be one or three numbers over 0")
+            raise ValueError(f"data.std: {list(self.std)} must be one or three positive numbers")
         return self
-
-    @property
-    def shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width that images are decoded to; None where the data set decides."""
-        # Runs of before data.channels had three numbers for colour and one for grey.
-        return None if self.image_size is None else (self.channels or len(self.mean), self.image_size, self.image_size)
 
 
 class AffineConfig(Model):
-    """Random affine jitter for digits and the like; each value is the half-width of a uniform draw."""
+    """Random affine jitter, for example for digits; each value is the half-width of a uniform distribution."""
 
     scale: float = Field(0.2, ge=0)  # log of the common scale of both axes
     aspect: float = Field(0.2, ge=0)  # log of the ratio of the axes
-    rotation: float = Field(0.25, ge=0)  # radians
-    shear: float = Field(0.2, ge=0)
-    shift: float = Field(0.2, ge=0)  # of half the image's width
+    rotation: float = Field(0.25, ge=0)  # angle in radians
+    shear: float = Field(0.2, ge=0)  # horizontal shift per unit of height
+    shift: float = Field(0.2, ge=0)  # translation, as a fraction of half the image's width
 
 
 class AugmentConfig(Model):
     """Random views of an image. A pair holds one probability for each of the two views."""
 
     size: int | None = Field(None, ge=1)  # side of a view; None: that of the image
-    plain: Literal["centre", "whole"] = "centre"  # what evaluation sees: the centre, as large as a view, or the image
+    plain: Literal["center", "whole"] = "center"  # input for evaluation: a center crop, or the whole image
     crop_min: float = Field(0.3, gt=0, le=1)  # smallest crop as a share of the area; 1: no crop
     crop_aspect: float = Field(4 / 3, ge=1)  # aspect ratio between 1/this and this
-    affine: AffineConfig | None = None
-    jitter_prob: float = Field(0.8, ge=0, le=1)
-    brightness: float = Field(0.4, ge=0, le=1)
-    contrast: float = Field(0.4, ge=0, le=1)
-    saturation: float = Field(0.2, ge=0, le=1)
-    hue: float = Field(0.1, ge=0, le=0.5)
-    grey_prob: float = Field(0.2, ge=0, le=1)
-    blur_prob: tuple[float, float] = (1.0, 0.1)
-    blur_radius: tuple[float, float] = (0.1, 2.0)
-    solarize_prob: tuple[float, float] = (0.0, 0.2)
-    flip_prob: float = Field(0.5, ge=0, le=1)
+    affine: AffineConfig | None = None  # None: no affine jitter
+    jitter_prob: float = Field(0.8, ge=0, le=1)  # probability of color jitter
+    brightness: float = Field(0.4, ge=0, le=1)  # strength of brightness jitter
+    contrast: float = Field(0.4, ge=0, le=1)  # strength of contrast jitter
+    saturation: float = Field(0.2, ge=0, le=1)  # strength of saturation jitter; color images only
+    hue: float = Field(0.1, ge=0, le=0.5)  # strength of hue jitter, as a fraction of the color circle
+    gray_prob: float = Field(0.2, ge=0, le=1)  # probability of conversion to gray
+    blur_prob: tuple[float, float] = (1.0, 0.1)  # probability of a Gaussian blur, for each view
+    blur_radius: tuple[float, float] = (0.1, 2.0)  # smallest and largest standard deviation, in pixels
+    solarize_prob: tuple[float, float] = (0.0, 0.2)  # probability of inverting bright pixels, for each view
+    flip_prob: float = Field(0.5, ge=0, le=1)  # probability of a horizontal flip
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
@@ -80,20 +79,20 @@ class AugmentConfig(Model):
                 raise ValueError(f"augment.{name}: {getattr(self, name)} must be two numbers from 0 to 1")
         low, high = self.blur_radius
         if not 0 < low <= high:
-            raise ValueError(f"augment.blur_radius: {self.blur_radius} must be two rising numbers over 0")
+            raise ValueError(f"augment.blur_radius: {self.blur_radius} must be two increasing positive numbers")
         return self
 
 
 class EncoderConfig(Model):
     """The network from pixels to unit embeddings."""
 
-    backbone: Literal["resnet18", "resnet34", "resnet50", "small"] = "resnet18"
+    backbone: Backbone = "resnet18"  # network from pixels to features; lite0 and hf:NAME are pretrained
     stem: Literal["cifar", "stl", "imagenet"] = "cifar"  # first layers of a ResNet
-    projection_layers: int = Field(2, ge=0, le=3)
-    prediction_layers: Literal[0, 2] = 0
-    hidden_dim: int | None = Field(None, ge=1)  # None: that of the backbone's features
+    projection_layers: int = Field(2, ge=0, le=3)  # layers of the MLP from features to embeddings; 0: none
+    prediction_layers: Literal[0, 2] = 0  # layers of the MLP on top of the projection; 0: none
+    hidden_dim: int | None = Field(None, ge=1)  # hidden units of the projection MLP; None: as many as features
     prediction_dim: int = Field(512, ge=1)  # hidden units of the prediction MLP
-    dim: int = Field(128, ge=2)  # of the embeddings, where there is a projection
+    dim: int = Field(128, ge=2)  # dimension of the embeddings, if there is a projection
 
     @model_validator(mode="after")
     def _prediction_needs_projection(self) -> Self:
@@ -103,37 +102,38 @@ class EncoderConfig(Model):
 
 
 class LossConfig(Model):
-    """What is minimised: see losses.py."""
+    """The losses: see cluster/losses.py."""
 
-    name: Literal["secu", "ce"] = "secu"  # for the centers; the encoder's is the same for both
-    temperature: float = Field(0.05, ge=1e-3)  # [λ_x] representation
-    center_temperature: float = Field(0.05, ge=1e-3)  # [λ_w] centers
-    confidence_temperature: float | None = Field(None, ge=1e-3)  # of predictions; None: λ_x
-    hard_label_weight: float = Field(0.2, ge=0, le=1)  # [τ] last epoch's label against the other view
+    name: Literal["secu", "ce"] = "secu"  # loss of the centers; that of the encoder is the same for both
+    temperature: float = Field(0.05, ge=1e-3)  # [λ_x] temperature of the representation loss
+    center_temperature: float = Field(0.05, ge=1e-3)  # [λ_w] temperature of the center loss
+    confidence_temperature: float | None = Field(None, ge=1e-3)  # temperature of predictions; None: λ_x
+    hard_label_weight: float = Field(0.2, ge=0, le=1)  # [τ] weight of last epoch's label vs. the other view's
 
     @property
     def prediction_temperature(self) -> float:
-        """What turns cosines into confidence."""
+        """The temperature that turns cosines into confidence."""
         return self.confidence_temperature or self.temperature
 
 
 class ConstraintConfig(Model):
-    """How labels are kept from collapsing into one cluster: see constraints.py."""
+    """The constraint that keeps labels from collapsing into one cluster: see cluster/constraints.py."""
 
-    kind: Literal["none", "size", "entropy"] = "size"
-    score: Literal["cosine", "log_prob"] = "cosine"
+    kind: ConstraintKind = "size"  # none, bounds on cluster sizes, or the entropy of all labels
+    score: Literal["cosine", "log_prob"] = "cosine"  # the score that a cluster's bonus is added to
     lower: float = Field(0.9, ge=0, le=1)  # [γ] smallest cluster, as a share of N/K
     upper: float | None = Field(None, ge=1)  # [γ'] largest cluster, as a multiple of N/K
-    dual_lr: float = Field(0.1, gt=0)  # [η_ρ]
-    dual_schedule: Literal["constant", "falling"] = "constant"  # falling: to 0 along a half cosine, from epoch to epoch
+    dual_lr: float = Field(0.1, gt=0)  # [η_ρ] step size of the dual variables
+    dual_schedule: Literal["constant", "falling"] = "constant"  # falling: to 0 along a half cosine, once per epoch
     alpha: float | None = Field(None, ge=0)  # [α] weight of the entropy; None: 6N/50
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        reads = {"none": set[str](), "size": {"lower", "upper", "dual_lr", "dual_schedule"}, "entropy": {"alpha"}}
-        for name in set[str]().union(*reads.values()) - reads[self.kind]:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                owner = "entropy" if name == "alpha" else "size"
+        owners = {"lower": "size", "upper": "size", "dual_lr": "size", "dual_schedule": "size", "alpha": "entropy"}
+        for name, owner in owners.items():
+            # A user-defined constraint may read any of them.
+            others = {"none", "size", "entropy"} - {owner}
+            if self.kind in others and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
                     f"constraint.{name}: {getattr(self, name)} is only read by constraint.kind={owner}, "
                     f"got constraint.kind={self.kind}"
@@ -142,50 +142,50 @@ class ConstraintConfig(Model):
 
 
 class CentersConfig(Model):
-    """How centers move: see centers.py."""
+    """How centers are updated: see cluster/centers.py."""
 
-    kind: Literal["sgd", "closed_form", "kmeans"] = "sgd"
-    lr: float = Field(1.2, ge=0)
-    schedule: Literal["constant", "rising"] = "constant"
+    kind: CentersKind = "sgd"  # by gradient, in closed form, or as in k-means (CoKe)
+    lr: float = Field(1.2, ge=0)  # learning rate of the centers; used by kind sgd only
+    schedule: Literal["constant", "rising"] = "constant"  # rising: from 0 along a half cosine
 
 
 class OptimConfig(Model):
     """How the encoder is trained."""
 
-    name: Literal["sgd", "lars"] = "sgd"
-    lr: float = Field(0.2, ge=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-4, ge=0)
-    batch_size: int = Field(128, ge=2)
-    epochs: int = Field(400, ge=0)  # after the initial ones
-    initial_epochs: int = Field(1, ge=0)  # centers and labels only
-    warmup_epochs: int = Field(10, ge=0)
-    mixed_precision: bool = True  # bfloat16 in the encoder, on CUDA alone
+    name: Literal["sgd", "lars"] = "sgd"  # optimizer of the encoder
+    lr: float = Field(0.2, ge=0)  # learning rate after the warm-up; decays to 0 along a half cosine
+    momentum: float = Field(0.9, ge=0, lt=1)  # momentum of the encoder and the centers
+    weight_decay: float = Field(1e-4, ge=0)  # weight decay of the encoder and the centers
+    batch_size: int = Field(128, ge=2)  # images per step
+    epochs: int = Field(400, ge=0)  # number of epochs, after the initial ones
+    initial_epochs: int = Field(1, ge=0)  # epochs that train only centers and labels, before the others
+    warmup_epochs: int = Field(10, ge=0)  # epochs over which the learning rate rises from 0
+    mixed_precision: bool = True  # use bfloat16 in the encoder; CUDA only
 
     @property
     def total_epochs(self) -> int:
-        """All epochs of a run, the initial ones counted in."""
+        """Total number of epochs, including the initial ones."""
         return self.initial_epochs + self.epochs
 
 
 class SelfLabelConfig(Model):
-    """Self-labeling, the second stage: confident weak views teach strong views; see teaching.py and strong.py."""
+    """Self-labeling, the second stage: see methods/selflabel.py and views/strong.py."""
 
-    warmup_epochs: int = Field(10, ge=0)  # all images learn the label that the run before gave them
-    confidence: float = Field(0.9, gt=0, lt=1)  # over which an image's own label is taught
-    decay: float = Field(0.0, ge=0, lt=1)  # of a teacher that is the moving average of what learns; 0: they are one
-    unsure: Literal["nothing", "chances"] = "nothing"  # what the others are taught; chances: how likely each cluster is
-    kept: float = Field(0.0, ge=0, le=1)  # of every cluster: its surest images keep the label they had at the start
-    smallest: float = Field(0.95, ge=0, lt=1)  # of its size at the start: a cluster that falls under it is held up
-    dual_lr: float = Field(0.1, gt=0)  # how fast it is held up, and the share of sure images follows that of one label
-    keep_best: bool = True  # end with the last epoch whose label-free score is near the best, not with the last of all
-    crop_padding: float = Field(0.125, ge=0, le=0.5)  # of the side: how far a strong view is shifted
-    operations: int = Field(4, ge=0)  # of strong_pixels.py, in each strong view
-    cutout: float = Field(0.5, ge=0, le=1)  # of the side: the largest square that is cut out of a strong view
+    warmup_epochs: int = Field(10, ge=0)  # epochs that train on the labels of the previous run
+    confidence: float = Field(0.9, gt=0, lt=1)  # threshold above which an image is trained on its own label
+    decay: float = Field(0.0, ge=0, lt=1)  # decay of a moving-average teacher; 0: no teacher
+    uncertain: Literal["nothing", "probabilities"] = "nothing"  # targets of images below the threshold
+    kept: float = Field(0.0, ge=0, le=1)  # share of each cluster, the most confident, that keeps its first label
+    smallest: float = Field(0.95, ge=0, lt=1)  # a cluster below this share of its first size is boosted
+    dual_lr: float = Field(0.1, gt=0)  # step size of the boost and of the sharpness of probabilities
+    keep_best: bool = True  # keep the last epoch near the best label-free score instead of the last epoch
+    crop_padding: float = Field(0.125, ge=0, le=0.5)  # maximum shift of a strong view, as a fraction of the side
+    operations: int = Field(4, ge=0)  # number of RandAugment operations in each strong view
+    cutout: float = Field(0.5, ge=0, le=1)  # largest square cut out of a strong view, as a fraction of the side
 
 
 class PaperConfig(Model):
-    """What the paper reports for this experiment, in percent: printed beside a measurement, never instead of one."""
+    """The paper's results for this experiment, in percent; used for comparison only."""
 
     acc: float
     nmi: float
@@ -193,14 +193,16 @@ class PaperConfig(Model):
 
 
 class Config(Model):
-    """A whole run. ``heads`` are cluster numbers [K]; the first head is the one reported."""
+    """All settings of a run."""
 
-    description: str = ""
-    paper: PaperConfig | None = None
-    paper_selflabel: PaperConfig | None = None  # after self-labeling of this run
-    init_from: str | None = None  # a run folder whose encoder and heads to start from
-    seed: int = Field(0, ge=0, lt=2**32)  # what numpy and scikit-learn take
-    heads: tuple[int, ...] = tuple(range(10, 101, 10))
+    description: str = ""  # one line of description; has no effect
+    paper: PaperConfig | None = None  # the paper's results, for comparison
+    paper_selflabel: PaperConfig | None = None  # the paper's results after self-labeling
+    method: MethodName = "secu"  # the training method
+    init_from: str | None = None  # run folder to initialize encoder and heads from
+    seed: int = Field(0, ge=0, lt=2**32)  # seed of all random numbers
+    heads: tuple[int, ...] = tuple(range(10, 101, 10))  # [K] number of clusters of each head; all share one encoder
+    answer: int = Field(0, ge=0)  # index of the main head, whose clusters are reported, from 0
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: EncoderConfig = EncoderConfig()
@@ -208,9 +210,9 @@ class Config(Model):
     constraint: ConstraintConfig = ConstraintConfig()
     centers: CentersConfig = CentersConfig()
     optim: OptimConfig = OptimConfig()
-    selflabel: SelfLabelConfig | None = None  # None: SeCu itself
-    evaluate_every: int = Field(20, ge=0)  # epochs between scores on the test split; 0: only at the end
-    engine: Literal["auto", "eager", "compiled", "graph"] = "auto"
+    selflabel: SelfLabelConfig | None = None  # settings of the method selflabel
+    evaluate_every: int = Field(20, ge=0)  # number of epochs between scores on the test split; 0: only at the end
+    engine: Literal["auto", "eager", "compiled", "graph"] = "auto"  # auto: graph on CUDA, otherwise eager
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -222,12 +224,23 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if self.answer >= len(self.heads):
+            raise ValueError(f"answer: {self.answer} must be the position of one of {len(self.heads)} heads, from 0")
+        if (self.method == "selflabel") != (self.selflabel is not None):
+            raise ValueError(
+                f"selflabel: only used with method=selflabel, got method={self.method}; run secu selflabel"
+            )
         if self.selflabel and (len(self.heads) > 1 or self.centers.kind != "sgd"):
-            raise ValueError("selflabel: needs a single head and centers.kind=sgd; use the command secu selflabel")
+            raise ValueError("selflabel: needs a single head and centers.kind=sgd; run secu selflabel")
         if not self.optim.total_epochs:
             raise ValueError("optim.epochs: 0 needs optim.initial_epochs of at least 1, got 0")
         return self
 
+    @property
+    def clusters(self) -> int:
+        """Number of clusters of the main head."""
+        return self.heads[self.answer]
+
     def settings(self) -> dict[str, Any]:
-        """Return what makes a run what it is; the paper's numbers and the description do not."""
+        """Return the settings that affect training: all except the description and the paper's numbers."""
         return self.model_dump(mode="json", exclude={"description", "paper", "paper_selflabel"})

@@ -1,7 +1,7 @@
-"""The one exception that means: the user can fix this.
+"""The exception for errors that the user can fix.
 
-The command line prints its message as a single line and exits with code 2; everything else is a bug
-of ours and keeps its traceback behind ``--debug``.
+The command line prints the message as a single line and exits with code 2. Any other exception is a bug; ``--debug``
+shows its traceback.
 """
 
 import difflib
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A wrong value from outside: the message names it and says what would be valid."""
+    """An invalid input; the message names the value and what would be valid."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return ``valid`` as text for a message, led by the name that was probably meant."""
+    """Return a list of valid names for an error message, with a suggestion if one is similar."""
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f"did you mean {close[0]}? " if close else ""

@@ -1,4 +1,7 @@
-"""From what a person writes to a Config: recipes in YAML, ``key=value`` overrides, and mistakes in one line."""
+"""Parse and validate settings: YAML recipes and ``key=value`` overrides → Config, with one-line error messages.
+
+Files written before a setting was renamed can still be read: see ``upgrade``.
+"""
 
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -11,16 +14,25 @@ from pydantic import ValidationError
 from secu.config import Config, Model
 from secu.errors import UserError, nearest
 
+RENAMED_KEYS = {
+    ("augment", "grey_prob"): "gray_prob",
+    ("selflabel", "unsure"): "uncertain",
+}
+RENAMED_VALUES = {
+    ("augment", "plain"): {"centre": "center"},
+    ("selflabel", "uncertain"): {"chances": "probabilities"},
+}
+
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with the package."""
+    """Return the names of the built-in recipes."""
     return sorted(
         p.name.removesuffix(".yaml") for p in resources.files("secu.recipes").iterdir() if p.name.endswith(".yaml")
     )
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """Return a recipe's settings: ``name`` is one of ours or the path of a YAML file."""
+    """Return a recipe's settings; ``name`` is a built-in recipe or the path of a YAML file."""
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
@@ -44,7 +56,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """Turn ``["optim.lr=0.1", …]`` into nested settings; values are read as YAML."""
+    """Convert ``["optim.lr=0.1", …]`` to nested settings; values are parsed as YAML."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, separator, text = pair.partition("=")
@@ -59,14 +71,14 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def nest(key: str, value: Any) -> dict[str, Any]:
-    """Turn ``optim.lr`` and a value into ``{"optim": {"lr": value}}``."""
+    """Convert ``optim.lr`` and a value to ``{"optim": {"lr": value}}``."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``change`` laid over it, mapping by mapping."""
+    """Return ``base`` recursively updated with ``change``."""
     merged = dict(base)
     for key, value in change.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
@@ -75,7 +87,7 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested settings into dotted ones."""
+    """Convert nested settings to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -83,16 +95,50 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def resolve(settings: Mapping[str, Any]) -> Config:
-    """Validate settings into a Config; the first thing wrong becomes one line for the user."""
+    """Validate settings and return a Config; the first error is raised as a one-line ``UserError``."""
     try:
-        return Config.model_validate(settings)
+        return Config.model_validate(upgrade(settings))
     except ValidationError as error:
         raise UserError(_one_line(error)) from None
 
 
+def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with names and values of earlier versions replaced by current ones."""
+    upgraded = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+    for (section, old), new in RENAMED_KEYS.items():
+        if old in _mapping(upgraded, section):
+            upgraded[section][new] = upgraded[section].pop(old)
+    for (section, key), values in RENAMED_VALUES.items():
+        value = _mapping(upgraded, section).get(key)
+        if isinstance(value, str):
+            upgraded[section][key] = values.get(value, value)
+    name = _mapping(upgraded, "data").get("name")
+    if isinstance(name, str):  # a data set, or "own" where data.source said which images
+        del upgraded["data"]["name"]
+        if name != "own":
+            upgraded["data"]["source"] = f"dataset:{name}"
+    if "method" not in upgraded and upgraded.get("selflabel") is not None:
+        upgraded["method"] = "selflabel"
+    return upgraded
+
+
+def _mapping(settings: dict[str, Any], section: str) -> dict[str, Any]:
+    value = settings.get(section)
+    return value if isinstance(value, dict) else {}
+
+
+def with_shape(config: Config, shape: tuple[int, ...]) -> Config:
+    """Return a config with the input shape (channels, height, width) filled in where it was left to the data."""
+    if len(shape) != 3 or shape[1] != shape[2]:
+        return config
+    stated = config.data.model_dump(include={"image_size", "channels"}, exclude_none=True)
+    return resolve(merge(config.model_dump(), {"data": {"channels": shape[0], "image_size": shape[1], **stated}}))
+
+
 def load_config(recipe: str, overrides: Iterable[str] = ()) -> Config:
-    """Read a recipe, lay the overrides over it and validate the whole."""
-    return resolve(merge(load_recipe(recipe), parse_overrides(overrides)))
+    """Read a recipe, apply the overrides and validate the result."""
+    settings = upgrade(load_recipe(recipe))  # before merging, so that overrides win under old and new names
+    return resolve(merge(settings, parse_overrides(overrides)))
 
 
 def _one_line(error: ValidationError) -> str:

@@ -1,7 +1,7 @@
-"""The command line: parses, calls, prints. Everything heavy is imported when it is needed.
+"""The command line interface. Heavy modules are imported only when a command needs them.
 
-A mistake of the user's is one line on stderr and exit code 2; an interruption is 130; what is left is a bug of ours,
-exit code 1, with a traceback only behind ``--debug``.
+A user error prints one line to stderr and exits with code 2. An interruption exits with code 130. Anything else is a
+bug and exits with code 1; ``--debug`` shows the traceback.
 """
 
 import contextlib
@@ -15,81 +15,82 @@ from typing import NoReturn
 import typer
 
 from secu.cli import experiments, own
-from secu.cli.app import app, parse_time
-from secu.errors import UserError, nearest
+from secu.cli.app import app, options, parse_time
+from secu.errors import UserError
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
 
-GOES_ON = dict.fromkeys(("train", "fit", "selflabel"), "the same command with --resume")
-GOES_ON |= {"repeat": "the same command"}
+RESUMED_BY = {
+    "train": "the same command with --resume",
+    "fit": "the same command with --resume",
+    "selflabel": "the same command with --resume",
+    "repeat": "the same command",
+}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; a plain KeyboardInterrupt raised during an import would make Python exit by the signal."""
 
 
 def main() -> NoReturn:
-    """Run the program and turn exceptions into one line and an exit code."""
-    # Threads of torch wait for each other in a busy loop. A shorter one costs nothing on an idle CPU; where another
-    # program keeps one of two cores busy, a step takes 0.24 s by it instead of 1.1. Read when torch is imported.
+    """Run the program and turn exceptions into a one-line message and an exit code."""
+    # OpenMP threads of torch busy-wait for each other. A shorter wait costs nothing on an idle CPU; when another
+    # program occupies one of two cores, a step takes 0.24 s instead of 1.1 s. Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"] or ["--help"]
+    options.debug = False
     pressed = _watch_ctrl_c()
     try:
-        _check_command(arguments[0])
-        code = app(arguments, prog_name="secu", standalone_mode=False)
-        if code == 130:  # what typer makes of Ctrl-C, without a word
-            _end_interrupted(arguments[0])
+        code = app(prog_name="secu", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        _end_interrupted(arguments[0])
+        code = 130
     except Exception as error:
-        if pressed.is_set():  # and caught by a library, which then stumbled over what it had left undone
-            _end_interrupted(arguments[0])
-        if isinstance(error, UserError | OSError):
-            _fail(error, 2, debug)
-        if hasattr(error, "format_message"):  # click's, which typer carries under varying names
-            _fail(error, 2, debug, _with_value(error.format_message(), error, arguments))
-        _fail(error, 1, debug, f"unexpected {type(error).__name__}: {error} (--debug shows where)")
+        if not pressed.is_set():  # if set, a library caught Ctrl-C and failed later
+            _fail(error)
+        code = 130
+    if code == 130:  # also what typer returns after Ctrl-C
+        _report_interruption()
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def _watch_ctrl_c() -> threading.Event:
-    """Have Ctrl-C raise ``KeyboardInterrupt`` as ever, and remember that it was pressed."""
+    """Make Ctrl-C raise ``Interrupted`` and set the returned event."""
     pressed = threading.Event()
 
     def interrupt(*_: object) -> NoReturn:
         pressed.set()
-        raise KeyboardInterrupt
+        raise Interrupted
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # SIGINT may be ignored, for example under nohup
         signal.signal(signal.SIGINT, interrupt)
     return pressed
 
 
-def _end_interrupted(command: str) -> NoReturn:
+def _report_interruption() -> None:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    how = GOES_ON.get(command)
-    message = f"secu: interrupted; {how} goes on after the last whole epoch" if how else "secu: interrupted"
+    how = RESUMED_BY.get(options.command)
+    message = f"secu: interrupted; {how} continues after the last complete epoch" if how else "secu: interrupted"
     print(message, file=sys.stderr, flush=True)
-    # At once: Python would wait for threads whose work nobody wants, and end by the signal instead of with the code if
-    # Ctrl-C fell into an exec(), of which the imports of libraries are full.
-    os._exit(130)
 
 
-def _check_command(word: str) -> None:
-    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
-    if not word.startswith("-") and word not in names:
-        raise UserError(f"command: unknown {word!r}; {nearest(word, names)}")
+def _fail(error: Exception) -> NoReturn:
+    """Print an error as one line and exit."""
+    if options.debug:
+        raise error
+    code = 2
+    message = str(error)
+    if hasattr(error, "format_message"):  # a click error; typer vendors click under varying names
+        message = _with_value(error.format_message(), error)
+    elif not isinstance(error, UserError | OSError):
+        code = 1
+        message = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+    print(f"secu: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)
 
 
-def _with_value(message: str, error: Exception, arguments: list[str]) -> str:
-    """Return what click says of an option, with the value that it leaves out where that is no number."""
+def _with_value(message: str, error: Exception) -> str:
+    """Return click's error message for an option, with the invalid value, which click omits for some types."""
     names = getattr(getattr(error, "param", None), "opts", ())
-    words = [word for argument in arguments for word in argument.split("=", 1)]
+    words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
     given = [value for name, value in pairwise(words) if name in names]
     return f"{message}, got {given[-1]!r}" if given and repr(given[-1]) not in message else message
-
-
-def _fail(error: Exception, code: int, debug: bool, message: str | None = None) -> NoReturn:
-    if debug:
-        raise error
-    print(f"secu: {' '.join((message or str(error)).split())}", file=sys.stderr)
-    raise SystemExit(code)

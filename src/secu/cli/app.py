@@ -1,31 +1,48 @@
-"""What all commands share: the program itself, its console and its options."""
+"""Shared by all commands: the Typer app, its consoles and common options."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from secu import __version__
-from secu.errors import UserError
+from secu.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from secu.run import Run
+    from secu.train.run import Run
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-console = Console(highlight=False, markup=False)  # a path may hold [brackets]
+
+@dataclass
+class Options:
+    """Global options of the current invocation."""
+
+    debug: bool = False
+    command: str = ""
+
+
+class Commands(TyperGroup):
+    """Command group that suggests a name for a misspelled command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the requested command."""
+        options.command = args[0]
+        if not args[0].startswith("-") and args[0] not in self.commands:
+            raise UserError(f"command: unknown {args[0]!r}; {nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+options = Options()
+app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+console = Console(highlight=False, markup=False)  # a path may contain [brackets]
 errors = Console(stderr=True, highlight=False, markup=False)
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
-DataRoot = Annotated[
-    Path | None, typer.Option("--data", help="Folder of data sets. Default: $SECU_DATA, else a cache.")
-]
-Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the run in --out.")]
-TimeLimit = Annotated[str | None, typer.Option(help="Stop cleanly after this time: 90s, 9m, 2h.")]
+
+def _set_debug(wanted: bool) -> None:
+    options.debug = options.debug or wanted
 
 
 def _print_version(wanted: bool) -> None:
@@ -34,37 +51,46 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data", help="Folder of data sets. Default: $SECU_DATA, else a cache.")
+]
+Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the run in --out.")]
+TimeLimit = Annotated[str | None, typer.Option(help="Stop cleanly after this time: 90s, 9m, 2h.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
+]
+
+
 @app.callback()
-def _options(
+def _program(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Cluster images without labels: stable cluster discrimination (SeCu)."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
-def tell(line: str) -> None:
-    """Print what the user should know beside the answer, where it does not get into a pipe."""
-    errors.print(line, soft_wrap=True)
-
-
-def tell_stopped(epochs: int) -> None:
-    """Say how to go on after --time-limit."""
-    console.print(f"stopped by --time-limit after {epochs} epochs; the same command with --resume goes on")
-
-
-def tell_if_unfinished(run: "Run") -> None:
-    """Warn whoever has used a model whose training has not come to its end."""
-    if told := run.unfinished():
-        tell(f"warning: {told}")
+def warn_if_unfinished(run: "Run") -> None:
+    """Print a warning if the run's training is not complete."""
+    if warning := run.unfinished():
+        errors.print(f"warning: {warning}", soft_wrap=True)
 
 
 def parse_time(text: str | None) -> float:
-    """Turn 90, 90s, 9m or 2h into seconds; nothing into infinity."""
+    """Convert 90, 90s, 9m or 2h to seconds; None to infinity."""
     if text is None:
         return float("inf")
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if match is None or float(match[1]) == 0:
-        raise UserError(f"--time-limit: {text!r} must be a number over 0 with s, m or h, for example 9m")
+        raise UserError(
+            f"--time-limit: {text!r} must be a positive number, optionally followed by s, m or h, for example 9m"
+        )
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -2,13 +2,14 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from secu.cli.app import (
     DataRoot,
+    Debug,
     Device,
     Force,
     Overrides,
@@ -17,12 +18,23 @@ from secu.cli.app import (
     TimeLimit,
     app,
     console,
+    errors,
     parse_time,
-    tell,
-    tell_if_unfinished,
-    tell_stopped,
+    warn_if_unfinished,
 )
 from secu.errors import UserError
+
+if TYPE_CHECKING:
+    from secu.apps.pipeline import Finished
+
+
+def ran_out_of_time(finished: "Finished") -> bool:
+    """Return whether the run was stopped by --time-limit, and if so print how to continue."""
+    if finished.results is not None:
+        return False
+    done = finished.epochs_done
+    console.print(f"stopped by --time-limit after {done} epochs; the same command with --resume continues")
+    return True
 
 
 @app.command()
@@ -36,28 +48,28 @@ def train(
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
+    debug: Debug = False,
 ) -> None:
-    """Train a recipe and leave a run folder."""
+    """Train a recipe and write a run folder."""
     from secu.settings import load_config
 
     limit = parse_time(time_limit)
     config = load_config(recipe, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     path = out or Path("runs") / Path(recipe).stem
 
-    from secu.console import ProgressListener
-    from secu.recipe_runs import run_recipe
+    from secu.apps.console import ConsoleListener
+    from secu.apps.pipeline import Request
+    from secu.apps.recipe import run_recipes
 
-    with ProgressListener(console) as listener:
-        model = run_recipe(
-            config, path, data=data, device=device, resume=resume, force=force, time_limit=limit, listener=listener
-        )
-    if not model.finished:
-        tell_stopped(model.epochs_done)
+    with ConsoleListener(console) as listener:
+        request = Request(config, path, listener)
+        finished = run_recipes([request], data=data, device=device, resume=resume, force=force, time_limit=limit)[0]
+    if ran_out_of_time(finished):
         return
-    console.print(f"finished in {model.seconds:.0f} s: {path}", soft_wrap=True)
+    console.print(f"finished in {finished.seconds:.0f} s: {path}", soft_wrap=True)
     if config.paper is not None:
-        found = config.paper
-        console.print(f"the paper reports ACC {found.acc}, NMI {found.nmi}, ARI {found.ari} (percent)")
+        paper = config.paper
+        console.print(f"the paper reports ACC {paper.acc}, NMI {paper.nmi}, ARI {paper.ari} (percent)")
 
 
 @app.command()
@@ -69,21 +81,22 @@ def repeat(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/RECIPE-seeds.")] = None,
     device: Device = "auto",
     data: DataRoot = None,
+    debug: Debug = False,
 ) -> None:
-    """Train a recipe with many seeds. Interrupted, the same command goes on."""
-    from secu.console import ProgressListener
-    from secu.recipe_runs import parse_seeds, summary
-    from secu.recipe_runs import repeat as repeat_seeds
+    """Train a recipe with many seeds. After an interruption the same command continues."""
+    from secu.apps.console import ConsoleListener
+    from secu.apps.recipe import parse_seeds, summary
+    from secu.apps.recipe import repeat as repeat_seeds
 
     numbers = parse_seeds(seeds)
     path = out or Path("runs") / f"{Path(recipe).stem}-seeds"
     with ExitStack() as stack:
 
-        def listen(seed: int, first: bool) -> ProgressListener:
-            return stack.enter_context(ProgressListener(console, f"seed {seed}: ", bar=first))
+        def listen(seed: int, first: bool) -> ConsoleListener:
+            return stack.enter_context(ConsoleListener(console, f"seed {seed}: ", bar=first))
 
         records = repeat_seeds(
-            *(recipe, overrides or [], numbers, path), together=together, data=data, device=device, listener=listen
+            recipe, overrides or [], numbers, path, together=together, data=data, device=device, listener=listen
         )
     table = Table(recipe, f"mean ± std of {len(records)}", "best")
     for row in summary(records):
@@ -100,7 +113,7 @@ def selflabel(
         bool,
         typer.Option(
             "--keep-best/--keep-last",
-            help="End with the last epoch near the best label-free score, or the last of all.",
+            help="Keep the last epoch near the best label-free score, or the last epoch.",
         ),
     ] = True,
     device: Device = "auto",
@@ -108,12 +121,13 @@ def selflabel(
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
+    debug: Debug = False,
 ) -> None:
-    """Let a finished run teach itself, in a second training."""
-    from secu.console import ProgressListener
-    from secu.run import Run
-    from secu.selflabel import self_label
+    """Let the model of a finished run teach itself, in a second run."""
+    from secu.apps.console import ConsoleListener
+    from secu.apps.selflabel import self_label
     from secu.settings import merge, parse_overrides
+    from secu.train.run import Run
 
     limit = parse_time(time_limit)
     settings = parse_overrides(overrides or [])
@@ -121,37 +135,37 @@ def selflabel(
         settings = merge(settings, {"selflabel": {"keep_best": False}})
     named = run if run.name not in ("", "..") else run.resolve()
     path = out or named.with_name(f"{named.name}-selflabel")
-    with ProgressListener(console) as listener:
-        second, model, outcome = self_label(
-            *(Run.open(run), path, settings),
+    with ConsoleListener(console, notes=errors) as listener:
+        finished = self_label(
+            Run.open(run),
+            path,
+            settings,
             data=data,
             device=device,
             resume=resume,
             force=force,
             time_limit=limit,
             listener=listener,
-            tell=tell,
         )
-    if outcome is None:
-        tell_stopped(model.epochs_done)
+    if ran_out_of_time(finished):
         return
-    table = Table("", "before", "after")
-    for name, before in vars(outcome.before).items():
-        if name == "sizes":
-            continue
-        values = [before, getattr(outcome.after, name)]
-        if values[0] is not None:
-            table.add_row(
-                "ACC" if name == "acc" else name.replace("_", " "),
-                *(f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in values),
-            )
-    console.print(table)
-    for warning in outcome.warnings:
-        console.print(f"warning: {warning}", soft_wrap=True)
+    outcome = finished.run.outcome()
+    console.print(comparison(outcome["before"], outcome["after"]))
     console.print(
-        f"{outcome.moved:.1%} of the images have another label; finished in {model.seconds:.0f} s: {second.path}",
+        f"{outcome['moved']:.1%} of the images changed their label; "
+        f"finished in {finished.seconds:.0f} s: {finished.run.path}",
         soft_wrap=True,
     )
+
+
+def comparison(before: dict[str, Any], after: dict[str, Any]) -> Table:
+    """Return a before/after table; unknown values are left out."""
+    table = Table("", "before", "after")
+    for name, value in before.items():
+        if name != "sizes" and value is not None:
+            values = [f"{v:,}" if isinstance(v, int) else f"{v:.4f}" for v in (value, after[name])]
+            table.add_row("ACC" if name == "acc" else name.replace("_", " "), *values)
+    return table
 
 
 @app.command()
@@ -160,35 +174,42 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Split of the run's data set. Default: its test split.")] = None,
     device: Device = "auto",
     data: DataRoot = None,
+    debug: Debug = False,
 ) -> None:
     """Score a finished run: ACC, NMI, ARI and cluster sizes."""
-    from secu.checkpoint import load_trained
-    from secu.evaluate import embed, predict, score_clusters
-    from secu.fit import images_of
-    from secu.run import Run
-    from secu.train import choose_device
+    from secu.apps.console import ConsoleListener
+    from secu.apps.images import images_of
+    from secu.cluster.metrics import score_known
+    from secu.data import splits_of
+    from secu.train.checkpoint import load_predictor
+    from secu.train.device import choose_device
+    from secu.train.run import Run
 
     folder = Run.open(run)
-    config = folder.config()
-    if split is not None and config.data.name == "own":
-        raise UserError(f"split: {split!r} is a part of a data set; own images have none, leave it out")
-    source = images_of(folder, split or config.data.test, data, tell=tell)
-    model = load_trained(folder, source.shape, choose_device(device))
-    embeddings = embed(model.encoder, model.augmentation, source)
-    found = predict(embeddings, model.clustering.head(), config.loss.prediction_temperature)
-    sizes = found.cluster.bincount(minlength=config.heads[0])
-    scores = score_clusters(source, found.cluster)
+    settings = folder.config().data
+    if splits_of(settings.source):
+        split = split or settings.test
+    elif split is not None:
+        raise UserError(f"split: {split!r} is only valid for named data sets; these images have no splits")
+    with ConsoleListener(errors) as listener:
+        images = images_of(folder, listener, split, data)
+    found = load_predictor(folder, choose_device(device)).predict(images)
+    sizes = found.cluster.bincount(minlength=folder.config().clusters)
+    scores = score_known(images.targets, found.cluster)
     table = Table("images", "ACC", "NMI", "ARI", "largest", "smallest")
     values = [f"{value:.4f}" for value in scores] if scores else ["no labels", "", ""]
-    labelled = len(source) if source.targets is None else int((source.targets >= 0).sum())
-    images = f"{len(source):,}" + (f", {labelled:,} with a label" if labelled < len(source) else "")
-    table.add_row(images, *values, f"{int(sizes.max()):,}", f"{int(sizes.min()):,}")
+    labeled = len(images) if images.targets is None else int((images.targets >= 0).sum())
+    count = f"{len(images):,}" + (f", {labeled:,} with a label" if labeled < len(images) else "")
+    table.add_row(count, *values, f"{int(sizes.max()):,}", f"{int(sizes.min()):,}")
     console.print(table)
-    tell_if_unfinished(folder)
+    warn_if_unfinished(folder)
 
 
 @app.command()
-def recipes(name: Annotated[str | None, typer.Argument(help="Show this one, as resolved.")] = None) -> None:
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one, as resolved.")] = None,
+    debug: Debug = False,
+) -> None:
     """List the recipes, or show one with all its settings."""
     import yaml
 
@@ -208,11 +229,12 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this one, as r
 def data(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100 or stl10.")],
     root: DataRoot = None,
+    debug: Debug = False,
 ) -> None:
-    """Download a data set's official archive, check it and unpack it."""
+    """Download the official archive of a data set. It is verified and unpacked."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from secu.data.download import data_root, download
+    from secu.data import data_root, download
 
     place = data_root(root)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -228,12 +250,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run; a number is added if it exists.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     device: Device = "cpu",
+    debug: Debug = False,
 ) -> None:
     """Cluster 1,797 handwritten digits: two minutes on two CPU cores."""
-    from secu.console import ProgressListener
-    from secu.demo import free_folder, run_demo
+    from secu.apps.console import ConsoleListener
+    from secu.apps.demo import free_folder, run_demo
 
-    with ProgressListener(console) as listener:
+    with ConsoleListener(console) as listener:
         result = run_demo(
             free_folder(out), seed=seed, overrides=tuple(overrides or ()), listener=listener, device=device
         )
@@ -243,4 +266,4 @@ def demo(
     console.print(table)
     path = result.run.path
     console.print(f"run folder: {path}, pictures of the clusters: {path / 'exemplars.png'}", soft_wrap=True)
-    console.print(f"look at {path / 'report.html'}", soft_wrap=True)
+    console.print(f"open {path / 'report.html'}", soft_wrap=True)

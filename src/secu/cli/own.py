@@ -1,7 +1,6 @@
-"""Commands for one's own images: fit, predict, sort, export, report."""
+"""Commands for your own images: fit, predict, sort, export, report."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 from secu.cli.app import (
     DataRoot,
+    Debug,
     Device,
     Force,
     Overrides,
@@ -19,16 +19,15 @@ from secu.cli.app import (
     console,
     errors,
     parse_time,
-    tell,
-    tell_if_unfinished,
-    tell_stopped,
+    warn_if_unfinished,
 )
+from secu.cli.experiments import ran_out_of_time
 from secu.errors import UserError
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .npz, .csv, .parquet, .zip or .tar of images.")
 ]
-AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Go on when more than 5% of the images cannot be read.")]
+AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more than 5% of the images cannot be read.")]
 
 
 @app.command()
@@ -41,77 +40,74 @@ def fit(
     labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers. Default: 0.")] = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and exit.")] = False,
     allow_bad: AllowBad = False,
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
+    debug: Debug = False,
 ) -> None:
     """Cluster your own images and write a report."""
-    from secu.console import DecodeProgress, ProgressListener, show_plan
-    from secu.fit import Request, plan_for
-    from secu.fit import fit as run_fit
-    from secu.run import Run
+    from secu.apps.console import ConsoleListener, show_plan
+    from secu.apps.fit import FitRequest, prepare
+    from secu.apps.fit import fit as run_fit
     from secu.settings import merge, parse_overrides
+    from secu.train.run import Run
 
     limit = parse_time(time_limit)
-    if overrides and Path(overrides[0]).exists():  # the shell has turned *.png into many names
-        raise UserError(f"source: takes one name, got also {overrides[0]!r}; put a pattern in 'quotes'")
+    if overrides and Path(overrides[0]).exists():  # the shell expanded a pattern such as *.png
+        raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
     if clusters is None:
         unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"
-        raise UserError(f"--clusters: say how many groups to look for, for example --clusters 8; if unsure, {unknown}")
+        raise UserError(f"--clusters: is required, for example --clusters 8; if you do not know, {unknown}")
     path = out or Path("runs") / name_of(source)
+    before = None
     if not dry_run:
-        Run.check_free(path, resume=resume, force=force)  # before a million files are listed
-        if resume and Run.to_resume(path) is None:
-            console.print(f"{path} holds no run yet: a new one begins", soft_wrap=True)
+        Run.check_free(path, resume=resume, force=force)  # fail early, before a million files are listed
+        before = Run.to_resume(path) if resume else None
+        if resume and before is None:
+            console.print(f"{path} holds no run yet: starting a new one", soft_wrap=True)
     settings = merge(parse_overrides(overrides or []), {} if seed is None else {"seed": seed})
-    request = Request(source, clusters, balance, labels, settings, device, allow_bad)
-    opened, plan = plan_for(request)
-    show_plan(console, opened, plan, reasons=dry_run)
+    prepared = prepare(FitRequest(source, clusters, balance, labels, settings, device, allow_bad), before)
+    show_plan(console, prepared, reasons=dry_run)
     if dry_run:
         return
-    request = replace(request, source=opened)
-    with DecodeProgress(console) as progress, ProgressListener(console) as listener:
-        run, model, results = run_fit(
-            request, path, resume=resume, force=force, time_limit=limit, listener=listener, progress=progress
-        )
-    if results is None:
-        tell_stopped(model.epochs_done)
+    with ConsoleListener(console) as listener:
+        finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
+    if ran_out_of_time(finished) or finished.results is None:
         return
-    if skipped := getattr(results.images, "skipped", ()):
-        console.print(f"images left out: {len(skipped):,}, see {run.path / 'skipped.csv'}", soft_wrap=True)
-    for warning in results.warnings:
-        console.print(f"warning: {warning}", soft_wrap=True)
+    results = finished.results
+    if left_out := len(results.images.skipped) + len(results.images.repeated):
+        console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
         console.print("".join(f"{name.upper()} {value:.4f}  " for name, value in results.scores._asdict().items()))
-    console.print(f"finished in {model.seconds:.0f} s; look at {run.path / 'report.html'}", soft_wrap=True)
+    console.print(f"finished in {finished.seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
 
 
 def name_of(source: str) -> str:
-    """Return what to call a run: the folder or file of its source; of a pattern the last folder without a sign."""
-    from secu.data.own.folders import spelled_out
+    """Return a default name for a run: that of its source or, for a pattern, the last folder without a wildcard."""
+    from secu.data.folders import spelled_out
 
     path = Path(spelled_out(os.path.expanduser(source))).resolve()
     return (path.name if path.is_dir() else path.name.partition(".")[0]) or "own"
 
 
 @app.command()
-def report(run: RunFolder, device: Device = "auto", data: DataRoot = None) -> None:
-    """Write a run's report again, and print where it is."""
-    from secu.checkpoint import load_trained
-    from secu.console import DecodeProgress
-    from secu.fit import images_of
-    from secu.results import find_results, write_run_report
-    from secu.run import Run
-    from secu.train import choose_device
+def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug: Debug = False) -> None:
+    """Write the report of a run again, and print where it is."""
+    from secu.apps.console import ConsoleListener
+    from secu.apps.images import images_of
+    from secu.results.results import find_results, write_report
+    from secu.train.checkpoint import load_predictor
+    from secu.train.device import choose_device
+    from secu.train.run import Run
 
     folder = Run.open(run)
-    with DecodeProgress(errors) as progress:
-        images = images_of(folder, data=data, tell=tell, progress=progress)
-    model = load_trained(folder, images.shape, choose_device(device))
-    console.print(str(write_run_report(folder, model, find_results(folder, model, images))), soft_wrap=True)
-    tell_if_unfinished(folder)
+    with ConsoleListener(errors) as listener:
+        images = images_of(folder, listener, root=data)
+    predictor = load_predictor(folder, choose_device(device))
+    console.print(str(write_report(folder, find_results(folder, predictor, images))), soft_wrap=True)
+    warn_if_unfinished(folder)
 
 
 @app.command()
@@ -120,22 +116,25 @@ def predict(
     source: SourceArgument,
     output: Annotated[str, typer.Option("--output", "-o", help=".csv, .jsonl or .parquet; - prints CSV.")] = "-",
     device: Device = "auto",
+    debug: Debug = False,
 ) -> None:
-    """Say which cluster new images belong to."""
-    from secu.console import DecodeProgress
-    from secu.data.own import open_source, printable
-    from secu.predict import predict_source
-    from secu.run import Run
+    """Assign new images to the clusters of a run."""
+    from secu.apps.console import ConsoleListener
+    from secu.apps.predict import predict_source
+    from secu.data import open_source, printable
+    from secu.train.listener import Listener
+    from secu.train.run import Run
 
-    with DecodeProgress(errors) as progress:
-        shown = progress if errors.is_terminal and output != "-" else None  # not into the table, nor into a log
+    folder = Run.open(run)
+    with ConsoleListener(errors) as shown:
+        quiet = output == "-" or not errors.is_terminal  # no progress bar in a table or a log
         opened = open_source(source)
-        skipped = predict_source(Run.open(run), opened, output, device, shown)
-    if opened.note:
-        tell(opened.note)
+        skipped = predict_source(folder, opened, output, device, Listener() if quiet else shown)
+    if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
+        errors.print(note, soft_wrap=True)
     if skipped:
         first = ": ".join(map(printable, skipped[0]))
-        tell(f"images left out: {len(skipped):,}, the first {first}")
+        errors.print(f"images left out: {len(skipped):,}, the first {first}", soft_wrap=True)
 
 
 @app.command()
@@ -143,36 +142,38 @@ def sort(
     run: RunFolder,
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="A folder that does not exist yet.")],
     copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
-    names: Annotated[Path | None, typer.Option(help="What the report downloads: names, merges, marks.")] = None,
+    names: Annotated[
+        Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
+    ] = None,
     device: Device = "auto",
     data: DataRoot = None,
+    debug: Debug = False,
 ) -> None:
-    """Put the pictures into a folder for each cluster, best first."""
-    from secu.console import DecodeProgress
-    from secu.run import Run
-    from secu.sorting import sort_run
+    """Put the pictures into one folder per cluster. The most typical come first."""
+    from secu.apps.console import ConsoleListener
+    from secu.apps.sort import sort_run
+    from secu.train.run import Run
 
     folder = Run.open(run)
-    with DecodeProgress(errors) as progress:
-        count = sort_run(
-            folder, destination, copy=copy, names=names, data=data, device=device, tell=tell, progress=progress
-        )
+    with ConsoleListener(errors) as listener:
+        count = sort_run(folder, destination, copy=copy, names=names, data=data, device=device, listener=listener)
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
-    tell_if_unfinished(folder)
+    warn_if_unfinished(folder)
 
 
 @app.command()
 def export(
     run: RunFolder,
     path: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="File to write.")],
+    debug: Debug = False,
 ) -> None:
     """Write the model as ONNX: uint8 images in, clusters out."""
-    from secu.export import export_onnx
-    from secu.run import Run
+    from secu.apps.export import export_onnx
+    from secu.train.run import Run
 
     if path.suffix != ".onnx":
         raise UserError(f"export: {path} must end in .onnx")
     folder = Run.open(run)
     export_onnx(folder, path)
     console.print(str(path), soft_wrap=True)
-    tell_if_unfinished(folder)
+    warn_if_unfinished(folder)

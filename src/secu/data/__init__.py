@@ -1,11 +1,47 @@
-"""Data-set name on disk → uint8 images with a stable index.
+"""Sources of images → ``Images``: uint8 inputs with a stable index, ids, columns and targets.
 
-``load`` finds and reads a data set, ``secu.data.download`` puts it there. A data set is an ``ImageSource``: how
-many images, their shape, their targets if any, and ``fetch`` by index.
+``open_source`` lists the images of a source, ``load_images`` decodes them, and ``load`` does both for a run's settings.
+All sources use the same decoder (decode.py). Importing this package does not import torch.
 """
 
-from secu.data.catalog import SPLITS, load
-from secu.data.download import data_root
-from secu.data.images import FolderImages, Images, ImageSource
+from secu.data.arrays import ArraySource
+from secu.data.cache import Progress
+from secu.data.decode import BadImage
+from secu.data.downloads import data_root, download
+from secu.data.images import Images
+from secu.data.known import Known, changes, remember
+from secu.data.loading import default_cache, load, load_images
+from secu.data.memory import open_images
+from secu.data.opening import open_source, shape_of, splits_of
+from secu.data.probe import Probe
+from secu.data.source import FileSource, Shape, Skipped, Source
+from secu.data.stream import decoded, decoded_in_batches, needs_decoding
+from secu.data.text import printable
 
-__all__ = ["SPLITS", "FolderImages", "ImageSource", "Images", "data_root", "load"]
+__all__ = [
+    "ArraySource",
+    "BadImage",
+    "FileSource",
+    "Images",
+    "Known",
+    "Probe",
+    "Progress",
+    "Shape",
+    "Skipped",
+    "Source",
+    "changes",
+    "data_root",
+    "decoded",
+    "decoded_in_batches",
+    "default_cache",
+    "download",
+    "load",
+    "load_images",
+    "needs_decoding",
+    "open_images",
+    "open_source",
+    "printable",
+    "remember",
+    "shape_of",
+    "splits_of",
+]

@@ -1,6 +1,6 @@
-"""The official file formats of CIFAR and STL-10: one file → pixels and targets.
+"""Readers for the official file formats of CIFAR and STL-10: one file → pixels and targets.
 
-Pixels are views of the mapped file where the format allows it; ``images.to_tensor`` makes the one copy.
+If the format allows it, pixels are views of the memory-mapped file, which are copied only once, when they are loaded.
 """
 
 import codecs
@@ -18,23 +18,24 @@ STL10_SHAPE = (3, 96, 96)
 
 
 class Part(NamedTuple):
-    """What one file holds: pixels uint8 (N, C, H, W) and targets int64 (N,)."""
+    """Content of one file: pixels uint8 (N, C, H, W) and targets int64 (N,)."""
 
     pixels: NDArray[np.uint8]
     targets: NDArray[np.int64] | None
 
 
 def cifar_binary(path: Path, label_bytes: int, column: int, classes: int) -> Part:
-    """Read a file of records: ``label_bytes`` labels, of which ``column`` is wanted, then red, green, blue."""
+    """Read a file of records: ``label_bytes`` labels (the one at ``column`` is used), then red, green and blue."""
     records = _records(path, label_bytes + 3072)
     targets = _checked(path, records[:, column], 0, classes)
     return Part(records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE), targets)
 
 
 def cifar_pickle(path: Path, key: str, classes: int) -> Part:
-    """Read a file of the "python version": a pickled mapping with ``data`` and one list of labels a ``key``."""
+    """Read a file of the "python version": a pickled mapping with ``data`` and one list of labels per ``key``."""
     content = _unpickle(path)
-    data, labels = content.get("data"), content.get(key)
+    data = content.get("data")
+    labels = content.get(key)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         raise UserError(f"{path}: data must be an array of bytes of shape (n, 3072), got {_kind(data)}")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
@@ -57,30 +58,6 @@ def stl10_binary(pixels: Path, labels: Path | None, classes: int) -> Part:
     return Part(images, targets)
 
 
-def names_file(path: Path, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the class names of a text file, one a line, or the well-known ones if there is no such file."""
-    if not path.is_file():
-        return known
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return _as_many(path, [line.strip() for line in lines if line.strip()], known)
-
-
-def names_pickle(path: Path, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the class names of a pickled mapping, or the well-known ones if there is no such file."""
-    if not path.is_file():
-        return known
-    names = _unpickle(path).get(key)
-    if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
-        raise UserError(f"{path}: {key} must be a list of names, got {_kind(names)}")
-    return _as_many(path, [_text(name) for name in names], known)
-
-
-def _as_many(path: Path, names: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    if len(names) != len(known):
-        raise UserError(f"{path}: must hold {len(known)} class names, got {len(names)}")
-    return tuple(names)
-
-
 def _records(path: Path, size: int) -> NDArray[np.uint8]:
     """Map a file of records of ``size`` bytes as (n, size)."""
     try:
@@ -93,7 +70,7 @@ def _records(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def _checked(path: Path, labels: NDArray[Any], first: int, classes: int) -> NDArray[np.int64]:
-    """Return labels ``first`` to ``first + classes - 1`` as targets from 0, or name the first that is none of them."""
+    """Convert labels ``first`` to ``first + classes - 1`` to targets from 0; raise if a label is out of range."""
     wrong = (labels < first) | (labels >= first + classes)
     if wrong.any():
         image = int(wrong.argmax())
@@ -118,30 +95,30 @@ _ADMITTED = {
 
 
 class _RefusedError(Exception):
-    """A pickle wants something that is neither an array nor a plain value."""
+    """A pickle contains something other than arrays and plain values."""
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that can make arrays and plain values, and so runs nothing a file might ask for."""
+    """An unpickler restricted to arrays and plain values, so that a malicious file cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what arrays are made with; refuse everything else by its name."""
+        """Return the allowed constructors; raise for everything else."""
         if (module, name) not in _ADMITTED:
             raise _RefusedError(f"{module}.{name}")
         return _ADMITTED[module, name]
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
-    """Read a mapping that Python 2 pickled, its keys as text."""
+    """Read a mapping pickled by Python 2, with keys decoded as text."""
     try:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file, encoding="bytes").load()
     except _RefusedError as error:
-        raise UserError(f"{path}: refused, as its pickle wants {error}, which no file of images needs") from None
+        raise UserError(f"{path}: refused: its pickle requires {error}, which is not allowed") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # a damaged pickle can raise anything at all
-        raise UserError(f"{path}: is not a whole pickle: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a damaged pickle may raise any exception
+        raise UserError(f"{path}: is not a valid pickle: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold a mapping, got {_kind(content)}")
     return {_text(key): value for key, value in content.items()}

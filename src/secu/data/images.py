@@ -1,187 +1,163 @@
-"""Images with a stable index: all in memory, or decoded from a folder on the fly.
+"""Images with a stable index: the representation of data in all other layers.
 
-torch is imported where a tensor is made, not on top: ``secu data`` and ``secu --help`` need none of it.
+torch is imported only where a tensor is created, since ``secu data`` and ``secu --help`` do not need it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
+from secu.data.decode import BadImage
+from secu.data.source import Shape, Skipped, Source
+from secu.data.stream import decode_now, decoded
 from secu.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-FOLDER_IMAGE_SIZE = 256
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-CHUNK = 1024  # images copied or resized at a time
-
-
-class ImageSource(Protocol):
-    """What the rest of the package knows of a data set; an image's index never changes."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
-
-    @property
-    def targets(self) -> Tensor | None:
-        """True labels, int64 (N,), with -1 for an image that has none; None if no image has one."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The name of each target."""
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, index: Tensor) -> Tensor:
-        """Return the images at ``index`` (B,) as uint8 (B, C, H, W)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in memory.
+    """Inputs of a model, by index; row ``i`` of every attribute refers to the same image.
 
     Attributes:
-        pixels: uint8 (N, C, H, W).
-        targets: True labels, int64 (N,), -1 where unknown; None if all are.
+        tensor: All inputs (N, …), in memory or memory-mapped; None if they are decoded on demand.
+        targets: True labels, int64 (N,), -1 where unknown; None if there are none.
         class_names: The name of each target.
+        ids: The name of each image; by default its index.
+        columns: Additional columns of the source, by name.
+        skipped: Id and reason of each image that could not be read.
+        repeated: Id and reason of each image that was left out because it is a duplicate.
+        source: The source of the images; None if there are only inputs.
+        numbers: The index of each image in the source.
+        values: How the source's values are interpreted.
+        shape: Shape of one input: channels, height and width of images, or (D,) of features.
     """
 
-    pixels: Tensor
+    tensor: Tensor | None
     targets: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    _: KW_ONLY
+    ids: Sequence[str] = ()
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    skipped: Sequence[Skipped] = ()
+    repeated: Sequence[Skipped] = ()
+    source: Source | None = None
+    numbers: Sequence[int] = ()
+    values: str | None = None
+    shape: Shape = (0, 0, 0)  # set from the tensor, if there is one
 
     def __post_init__(self) -> None:
-        import torch
-
-        if self.pixels.ndim != 4 or self.pixels.dtype != torch.uint8:
-            got = f"{self.pixels.dtype} of shape {tuple(self.pixels.shape)}"
-            raise UserError(f"pixels: must be torch.uint8 of shape (N, C, H, W), got {got}")
+        if self.tensor is not None:
+            if self.tensor.ndim < 2:
+                raise UserError(f"images: must have shape (N, …), got {tuple(self.tensor.shape)}")
+            object.__setattr__(self, "shape", tuple(self.tensor.shape[1:]))
+            object.__setattr__(self, "numbers", self.numbers or range(len(self.tensor)))
+        object.__setattr__(self, "ids", self.ids or tuple(map(str, range(len(self)))))
         if self.targets is None:
             return
-        if self.targets.shape != self.pixels.shape[:1] or self.targets.dtype != torch.int64:
+        import torch
+
+        if self.targets.shape != (len(self),) or self.targets.dtype != torch.int64:
             got = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
-            raise UserError(f"targets: must be torch.int64 of shape ({len(self.pixels)},), got {got}")
+            raise UserError(f"targets: must be torch.int64 of shape ({len(self)},), got {got}")
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.numbers)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
+    def dtype(self) -> torch.dtype:
+        """Type of the inputs; images that are decoded on demand are uint8."""
+        import torch
+
+        return torch.uint8 if self.tensor is None else self.tensor.dtype
 
     def fetch(self, index: Tensor) -> Tensor:
-        """Return the images at ``index`` (B,) as uint8 (B, C, H, W)."""
-        return self.pixels[index]
+        """Return the inputs at ``index`` (B,) as (B, …)."""
+        if self.tensor is not None:
+            return self.tensor[index]
+        import torch
 
+        assert self.source is not None
+        numbers = [self.numbers[i] for i in index.tolist()]
+        return torch.from_numpy(decode_now(self.source, numbers, self.shape, self.values))
 
-@dataclass(frozen=True, eq=False)
-class FolderImages:
-    """Images in class folders, decoded when fetched: for data sets larger than memory.
+    def pictures(self, index: Tensor, side: int) -> Tensor:
+        """Return images for display, uint8 (B, C, S, S), where S is at most ``side`` but at least the stored size.
 
-    Attributes:
-        paths: One file an image; text, as a million Path objects fill several times the memory.
-        targets: The number of each image's class folder, int64 (N,).
-        class_names: The names of the class folders.
-        image_size: Side of the square an image is cropped to.
-    """
-
-    paths: tuple[str, ...]
-    targets: Tensor
-    class_names: tuple[str, ...]
-    image_size: int = FOLDER_IMAGE_SIZE
-
-    @classmethod
-    def scan(cls, folder: Path, image_size: int = FOLDER_IMAGE_SIZE) -> FolderImages:
-        """List ``folder/<class>/<image>``, both sorted by name, so that the index is stable.
-
-        A class folder without images keeps its number, so that splits agree on their targets.
+        If the originals are larger than the model's inputs, or the inputs are not pixels, they are decoded again;
+        missing ones are upscaled, or white.
         """
         import torch
 
-        class_names = tuple(sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != "."))
-        paths: list[str] = []
-        targets: list[int] = []
-        for target, name in enumerate(class_names):
-            files = sorted(e.path for e in os.scandir(folder / name) if _is_image(e.name))
-            paths += files
-            targets += [target] * len(files)
-        if not paths:
-            raise UserError(f"{folder}: no images found; they must lie in one folder a class: {folder}/<class>/<image>")
-        return cls(tuple(paths), torch.tensor(targets), class_names, image_size)
+        stored = self.shape[-1] if len(self.shape) == 3 else 0
+        if stored and (self.source is None or min(side, self._original_side) <= stored):
+            return self.fetch(index)
+        if self.source is None:
+            return torch.full((len(index), 1, 1, 1), 255, dtype=torch.uint8)
+        side = min(side, self._original_side) or 1
+        channels = self.shape[0] if stored else self.source.probe().channels
+        numbers = [self.numbers[i] for i in index.tolist()]
+        with closing(decoded(self.source, (channels, side, side), self.values, only=numbers)) as outcomes:
+            found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
+        for row, number in enumerate(numbers):
+            if number not in found and stored:
+                found[number] = _enlarged(self.fetch(index[row : row + 1])[0].numpy(), side)
+        white = np.full((channels, side, side), 255, np.uint8)
+        return torch.from_numpy(np.stack([found.get(number, white) for number in numbers]))
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    @cached_property
+    def _original_side(self) -> int:
+        """The shorter side of the originals, as the median of a sample; 0 if they are not available."""
+        try:
+            return self.source.probe().side if self.source else 0
+        except UserError:
+            return 0
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
-        return 3, self.image_size, self.image_size
+    def position(self, i: int) -> int:
+        """Return a sort key for reading originals in the fastest order; a .tar.gz can only be read forward."""
+        return self.source.position(self.numbers[i]) if self.source else i
 
-    def fetch(self, index: Tensor) -> Tensor:
-        """Decode the images at ``index`` (B,) into uint8 (B, 3, S, S), in threads: pillow frees the lock of Python."""
+    def original(self, i: int) -> Path | bytes | NDArray[np.uint8]:
+        """Return image ``i`` as stored in the source: its file, its bytes, or its pixels (H, W) or (H, W, 3)."""
+        if self.source is not None:
+            raw = self.source.read(self.numbers[i], self.values)
+            return Path(raw) if isinstance(raw, str) else raw
         import torch
 
-        paths = [self.paths[i] for i in index.tolist()]
-        pixels = torch.empty((len(paths), *self.shape), dtype=torch.uint8)
-        rows = pixels.numpy()
-
-        def decode_row(row: int) -> None:
-            rows[row] = decode(paths[row], self.image_size)
-
-        with ThreadPoolExecutor() as pool:
-            for _ in pool.map(decode_row, range(len(paths))):
-                pass
+        pixels: NDArray[np.uint8] = self.fetch(torch.tensor([i]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
         return pixels
 
-
-def decode(path: str | Path, size: int) -> NDArray[np.uint8]:
-    """Return an image file as RGB (3, size, size): its shorter side scaled to ``size``, the centre cut out."""
-    try:
-        with Image.open(path) as file:
-            file.draft(None, (size, size))  # lets JPEG decode at a half, a quarter or an eighth, never below this size
-            image = ImageOps.exif_transpose(file).convert("RGB")
-    except Exception as error:  # pillow's parsers raise whatever a damaged file makes them stumble over
-        raise UserError(f"{path}: cannot be read as an image: {error}") from error
-    side = min(image.size)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    # Scaling the central square alone is the same as scaling all and cutting; pillow's filter is antialiased.
-    square = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
-    return np.asarray(square).transpose(2, 0, 1)
-
-
-def to_tensor(parts: Sequence[NDArray[np.uint8]], size: int | None = None) -> Tensor:
-    """Join arrays (N, C, H, W) into one tensor, scaled to squares of ``size`` unless that is None.
-
-    Works chunk by chunk, so that parts which are views of a file (STL-10: 2.7 GB) are in memory only once.
-    """
-    import torch
-
-    channels, height, width = parts[0].shape[1:]
-    wanted = (height, width) if size is None else (size, size)
-    pixels = torch.empty((sum(map(len, parts)), channels, *wanted), dtype=torch.uint8)
-    done = 0
-    for part in parts:
-        for first in range(0, len(part), CHUNK):
-            chunk = torch.from_numpy(np.array(part[first : first + CHUNK]))  # a copy: the file's memory is read-only
-            if wanted != (height, width):
-                chunk = torch.nn.functional.interpolate(chunk, wanted, mode="bilinear", antialias=True)
-            pixels[done : done + len(chunk)] = chunk
-            done += len(chunk)
-    return pixels
+    def select(self, rows: Sequence[int]) -> Images:
+        """Return the images in the given rows, in this order, with the remaining classes."""
+        rows = list(rows)
+        targets = None if self.targets is None else self.targets[rows]
+        names = self.class_names
+        if targets is not None and names:
+            left, numbers = targets[targets >= 0].unique(return_inverse=True)
+            targets = targets.clone()
+            targets[targets >= 0] = numbers
+            names = tuple(names[i] for i in left.tolist())
+        return replace(
+            self,
+            tensor=None if self.tensor is None else self.tensor[rows],
+            targets=targets,
+            class_names=names,
+            ids=tuple(self.ids[i] for i in rows),
+            columns={name: [column[i] for i in rows] for name, column in self.columns.items()},
+            numbers=[self.numbers[i] for i in rows],
+        )
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+def _enlarged(pixels_CHW: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    rows = np.arange(side) * pixels_CHW.shape[-1] // side
+    return pixels_CHW[:, rows][:, :, rows]

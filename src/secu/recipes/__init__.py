@@ -1,1 +1,1 @@
-"""One YAML file an experiment: what differs from the defaults, and the number the paper reports."""
+"""Recipes: one YAML file per experiment, with the settings that differ from the defaults and the paper's results."""

@@ -1,0 +1,155 @@
+"""Console output of a running command: progress bars in a terminal, plain lines in a log file."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.status import Status
+
+from secu.apps.fit import Prepared
+from secu.data import printable
+from secu.train.listener import Listener
+
+LINE_SECONDS = 30  # minimum time between two progress lines when the output is not a terminal
+
+
+class ConsoleListener(Listener):
+    """Displays the progress of a run; use it as a context manager, so that bars are removed if the run fails.
+
+    Args:
+        console: Where to print.
+        name: Prefix of each line, to distinguish runs that train side by side.
+        bar: Whether to show bars in a terminal.
+        notes: Console for notes, if different: they must not end up in a pipe that carries the output.
+    """
+
+    def __init__(self, console: Console, name: str = "", *, bar: bool = True, notes: Console | None = None) -> None:
+        self.console = console
+        self.name = name
+        self.notes = notes or console
+        self.status: Status | None = None
+        self.last_line = 0.0
+        self.steps = 1
+        self.epochs = 0
+        hidden = not (bar and console.is_terminal)
+        self.reading_bar = Progress(
+            TextColumn("reading images"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=hidden,
+        )
+        self.reading_task = self.reading_bar.add_task("", total=None)
+        self.bar = Progress(
+            TextColumn("epoch"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=hidden,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ended()
+
+    def note(self, text: str) -> None:
+        """Print a note."""
+        self.notes.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def reading(self, done: int, total: int) -> None:
+        """Show how many images have been read; in a log, print a line at the start, at the end, and periodically."""
+        now = time.monotonic()
+        if not self.console.is_terminal and (done in (1, total) or now - self.last_line > LINE_SECONDS):
+            self.console.print(f"reading images: {done:,} of {total:,}", highlight=False, soft_wrap=True)
+            self.last_line = now
+        self.reading_bar.start()
+        self.reading_bar.update(self.reading_task, completed=done, total=total)
+        if done == total:
+            self.reading_bar.stop()
+
+    def started(self, *, engine: str, device: str, epochs: int, epochs_done: int, steps: int) -> None:
+        """Print the device and the engine, and show the bar."""
+        again = f", resumed after {epochs_done} epochs" if epochs_done else ""
+        self.console.print(f"{self.name}training on {device}, engine {engine}{again}")
+        self.reading_bar.stop()
+        self.bar.start()
+        self.steps = steps
+        self.epochs = epochs
+        self.last_line = 0.0
+        self.task = self.bar.add_task("", total=epochs, completed=epochs_done, note="")
+
+    def stepped(self) -> None:
+        """Advance the bar by a fraction of an epoch."""
+        self.bar.advance(self.task, 1 / self.steps)
+
+    def epoch_ended(self, record: dict[str, Any], losses: dict[str, float]) -> None:
+        """Show losses and cluster sizes, and print a line for every evaluation; in a log, also for the last epoch."""
+        values = "  ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in losses.items())
+        note = values
+        if "smallest" in record:
+            note += f"  clusters {record['smallest']:,} to {record['largest']:,}"
+        self.bar.update(self.task, completed=record["epoch"] + 1, note=note)
+        recent = time.monotonic() - self.last_line < LINE_SECONDS and record["epoch"] + 1 < self.epochs
+        if "acc" not in record and (self.console.is_terminal or recent):
+            return
+        scores = "".join(f"  {name.upper()} {record[name]:.4f}" for name in ("acc", "nmi", "ari") if name in record)
+        line = f"{self.name}epoch {record['epoch'] + 1:4d}  {note}{scores}  {record['seconds']:.1f} s"
+        self.console.print(line, highlight=False, soft_wrap=True)
+        self.last_line = time.monotonic()
+
+    def busy(self, what: str) -> None:
+        """Replace the bar with a status line for the work after the last epoch."""
+        self.bar.stop()
+        if not self.console.is_terminal:
+            self.console.print(what)
+            return
+        self.status = self.status or self.console.status(what)
+        self.status.update(what)
+        self.status.start()
+
+    def warned(self, warning: str) -> None:
+        """Remove the bars and print a warning."""
+        self.ended()
+        self.console.print(f"{self.name}warning: {warning}", highlight=False, markup=False, soft_wrap=True)
+
+    def ended(self) -> None:
+        """Remove the bars."""
+        self.reading_bar.stop()
+        self.bar.stop()
+        if self.status is not None:
+            self.status.stop()
+
+
+def show_plan(console: Console, prepared: Prepared, *, reasons: bool) -> None:
+    """Print what a fit will do and how long it should take, optionally with the reasons."""
+    source = prepared.source
+    plan = prepared.plan
+    console.print(f"{len(source.ids):,} images in {printable(source.name)}", soft_wrap=True)
+    if prepared.note:
+        console.print(prepared.note, soft_wrap=True)
+    for reason in plan.reasons if reasons else ():
+        console.print(f"  {reason}", soft_wrap=True)
+    console.print(f"about {duration(plan.seconds)} on this device", soft_wrap=True)
+    if plan.hopeless:
+        advice = "use a GPU, smaller images (data.image_size) or fewer images"
+        console.print(f"this would take too long here: {advice}", soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration for display."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

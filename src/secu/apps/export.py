@@ -1,0 +1,56 @@
+"""Export of a trained model as a single ONNX graph, for use without this package."""
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from secu.errors import UserError
+from secu.methods.predictor import Predictor
+from secu.train.checkpoint import load_predictor
+from secu.train.files import write_atomically
+from secu.train.run import Run
+
+
+class Exported(nn.Module):
+    """uint8 images (N, C, H, W) → their cluster (N,) int64 and its confidence (N,) float32."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.predictor = predictor
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cluster and confidence of each image."""
+        probabilities_NK = torch.softmax(self.predictor(images) / self.predictor.temperature, -1)
+        confidence_N, cluster_N = probabilities_NK.max(-1)
+        return cluster_N, confidence_N
+
+
+def export_onnx(run: Run, path: Path) -> None:
+    """Write preprocessing, encoder and head as one graph with a dynamic batch size and embedded weights."""
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise UserError("export: needs the packages onnx and onnxscript: pip install 'secu[onnx]'") from None
+    if not path.parent.is_dir():
+        raise UserError(f"export: folder {path.parent} does not exist")
+    shape = run.input_shape()
+    module = Exported(load_predictor(run, torch.device("cpu"))).eval()
+    example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
+        program = torch.onnx.export(
+            module,
+            (example,),
+            input_names=["images"],
+            output_names=["cluster", "confidence"],
+            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    how = "shorter side scaled to the size with an antialiased bilinear filter, then center-cropped"
+    program.model.metadata_props["preprocessing"] = f"uint8 {'gray' if shape[0] == 1 else 'RGB'} 0 to 255; {how}"
+    write_atomically(path, lambda temporary: program.save(temporary, external_data=False))

@@ -1,0 +1,154 @@
+"""Cluster your own images: from a source to a finished run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+
+from secu.apps import pipeline
+from secu.apps.images import require_unchanged
+from secu.apps.plan import Facts, Plan, make_plan
+from secu.config import Config, DataConfig
+from secu.data import Images, Source, load_images, open_source, remember, shape_of
+from secu.errors import UserError
+from secu.settings import merge, nest, resolve
+from secu.train.device import choose_device
+from secu.train.listener import Listener
+from secu.train.run import Run
+
+BATCH = 64  # batch size for computing pixel statistics
+STATISTICS = 2_000  # maximum number of images used for the mean and standard deviation of the pixels
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What the user asked for; ``source`` is a name for ``open_source`` or an open source."""
+
+    source: str | Source
+    clusters: int
+    balance: float = 0.9
+    labels: str | None = None
+    overrides: Mapping[str, Any] | None = None
+    device: str = "auto"
+    allow_bad: bool = False
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A fit that is planned but not started: its open source, its plan, and the run to resume, if any."""
+
+    request: FitRequest
+    source: Source
+    plan: Plan
+    note: str  # how pixel values are interpreted, if that was ambiguous
+    before: Run | None
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn ``{"optim.lr": 0.1}`` into ``{"optim": {"lr": 0.1}}``; values may be numpy's."""
+    if not isinstance(settings, Mapping):
+        raise UserError(f'settings: {settings!r} must be a dict such as {{"optim.lr": 0.1}}')
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+        result = merge(result, nest(str(key), plain))
+    return result
+
+
+def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
+    """List the images, probe a sample of them, and choose all settings that the user did not specify.
+
+    When resuming, images are decoded exactly as in the previous run, so that changed images can be detected.
+    """
+    overrides = dict(request.overrides or {})
+    if before is not None:
+        decoding = before.config().data.model_dump(include={"image_size", "channels", "values"}, exclude_none=True)
+        overrides = merge({"data": decoding}, overrides)
+    device = choose_device(request.device)
+    asked = resolve(overrides).data
+    _refuse_source(asked)
+    source = request.source if isinstance(request.source, Source) else open_source(request.source, request.labels)
+    source.require_images()
+    probe = source.probe()
+    values = _values(source, probe.values, asked.values)
+    facts = Facts(len(source.ids), probe.side, probe.channels, device.type)
+    place = {"source": source.place or None, "labels": request.labels, "values": values}
+    plan = make_plan(facts, request.clusters, request.balance, merge(overrides, {"data": place}))
+    if plan.config.clusters != request.clusters:
+        wanted = f"the requested {request.clusters} clusters"
+        answer = plan.config.answer
+        must = f"contain {wanted} at position {answer} (answer)" if answer else f"start with {wanted}"
+        raise UserError(f"heads: {list(plan.config.heads)} must {must}")
+    return Prepared(request, source, plan, source.note(values), before)
+
+
+def _refuse_source(asked: DataConfig) -> None:
+    for name in ("source", "labels"):
+        if (value := getattr(asked, name)) is not None:
+            raise UserError(f"data.{name}: {value!r} cannot be set here; use the {name} argument")
+
+
+def _values(source: Source, found: str | None, asked: str | None) -> str | None:
+    """Return how pixel values are interpreted; raise if the requested interpretation does not fit the data."""
+    if asked is None:
+        return found
+    try:
+        values = source.values_of(asked)
+    except UserError:
+        values = None
+    if values != asked:
+        held = f"holds {found}" if found else "has no values that can be read in another way"
+        raise UserError(f"data.values: {source.name} {held}, not {asked}")
+    return values
+
+
+def fit(
+    prepared: Prepared,
+    out: Path,
+    *,
+    listener: Listener | None = None,
+    **options: Unpack[pipeline.Options],
+) -> pipeline.Finished:
+    """Cluster the images and write a run folder; there are no results if the time limit is reached first."""
+    listener = listener or Listener()
+    request = prepared.request
+    data = prepared.plan.config.data
+    images = load_images(
+        prepared.source,
+        shape_of(data),
+        values=data.values,
+        cache=request.cache,
+        allow_bad=request.allow_bad,
+        progress=listener.reading,
+    )
+    if len(images) < request.clusters:
+        needed = f"{request.clusters} clusters need at least {request.clusters} readable images"
+        raise UserError(f"clusters: {needed}, got {len(images)}")
+    known = remember(images)
+    config = with_statistics(prepared.plan.config, images)
+    before = prepared.before
+    if before is not None and shape_of(config.data) == before.input_shape():  # otherwise a setting differs
+        require_unchanged(before, known)
+    test = images if request.labels else None
+    options["device"] = request.device
+    return pipeline.run(config, images, out, command="fit", listener=listener, test=test, known=known, **options)
+
+
+def with_statistics(config: Config, images: Images) -> Config:
+    """Return the config with the per-channel mean and standard deviation of the images, unless the user set them."""
+    step = -(-len(images) // STATISTICS)
+    index = torch.arange(0, len(images), step)
+    channels, height, width = images.shape
+    moments = torch.zeros(2, channels, dtype=torch.float64)
+    for part in index.split(BATCH):  # large images might not all fit in memory as floats
+        values = images.fetch(part).double() / 255
+        moments += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
+    first, second = moments / (len(index) * height * width)
+    mean = [round(value, 4) for value in first.tolist()]
+    std = [round(max(value, 0.01), 4) for value in (second - first.square()).clamp(min=0).sqrt().tolist()]
+    asked = config.data.model_dump(include=config.data.model_fields_set & {"mean", "std"})
+    return resolve(merge(config.model_dump(), {"data": {"mean": mean, "std": std, **asked}}))

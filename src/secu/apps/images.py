@@ -1,0 +1,58 @@
+"""Load the images that a run was trained on, and the images to score it on."""
+
+from pathlib import Path
+
+from secu.config import Config
+from secu.data import Images, Known, changes, load, remember, splits_of
+from secu.errors import UserError
+from secu.train.listener import Listener
+from secu.train.run import Run
+
+
+def images_to_score(config: Config, images: Images, root: Path | None = None) -> Images | None:
+    """Return the images to score a run on: the test split, or the training images if they have labels."""
+    source = config.data.source
+    if source is not None and splits_of(source):
+        return load(config.data, config.data.test, root)
+    return images if images.targets is not None else None
+
+
+def images_of(run: Run, listener: Listener, split: str | None = None, root: Path | None = None) -> Images:
+    """Return the images that a run was trained on, or another split of its data set.
+
+    Images that were removed, changed or added since then are left out; the listener is notified of missing ones.
+    """
+    data = run.config().data
+    if data.source is None:
+        raise UserError(f"run: {run.path} was trained on images in memory, which cannot be reloaded")
+    known = run.images()
+    try:
+        images = load(data, split, root, progress=listener.reading, allow_bad=True)
+    except UserError as error:
+        if splits_of(data.source):
+            raise
+        where = f"restore them, or set data.source in {run.path / 'config.yaml'} to their new location"
+        raise UserError(f"run: its images cannot be found: {error}; {where}") from None
+    if known is None:  # a data set, or a run made before images were recorded
+        return images
+    return _as_trained(run, known, images, listener)
+
+
+def _as_trained(run: Run, known: Known, images: Images, listener: Listener) -> Images:
+    """Return only the unchanged training images, and report how many are missing or changed."""
+    now = remember(images)
+    same = [i for i, name in enumerate(images.ids) if name in known and now[name] == known[name]]
+    if not same:
+        raise UserError(f"run: all training images of {run.path} are missing or have changed")
+    trained = {name: pixels for name, pixels in known.items() if pixels is not None}
+    if missing := changes(trained, {name: now[name] for name in now if name in trained}):
+        listener.note(f"{len(trained) - len(same):,} of {len(trained):,} images of the run are left out: {missing}")
+    return images if len(same) == len(images) else images.select(same)
+
+
+def require_unchanged(run: Run, now: Known) -> None:
+    """Refuse to resume a run whose images have changed."""
+    if different := changes(run.images() or now, now):
+        raise UserError(
+            f"resume: the images changed since {run.path} began: {different}; restore them, or start a new run"
+        )

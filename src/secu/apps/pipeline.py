@@ -1,0 +1,176 @@
+"""From settings and images to a finished run folder: the code path shared by all commands and the estimator.
+
+The order matters: all checks run before a folder is created or an old run is replaced, and a run that fails before its
+first checkpoint is removed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from secu.config import Config
+from secu.data import Images, Known
+from secu.errors import UserError, nearest
+from secu.results.results import Results, find_results, write_results
+from secu.settings import with_shape
+from secu.train.clock import Clock
+from secu.train.device import choose_device
+from secu.train.engine import choose_engine, load_compiler
+from secu.train.feed import ResidentFeed
+from secu.train.files import write_json
+from secu.train.listener import Listener
+from secu.train.loop import train
+from secu.train.run import Run
+from secu.train.session import Session
+
+
+@dataclass(frozen=True)
+class Request:
+    """A requested run: its settings, its folder, and its listener."""
+
+    config: Config
+    out: Path
+    listener: Listener
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """Outcome of a run; ``results`` is None if the time limit was reached first."""
+
+    run: Run
+    epochs_done: int
+    seconds: float
+    results: Results | None
+    warnings: tuple[str, ...] = ()
+
+
+class Options(TypedDict, total=False):
+    """Options for executing a run, in addition to its settings.
+
+    Attributes:
+        device: auto (the default), cuda, mps or cpu.
+        resume: Continue from the last checkpoint.
+        force: Replace the run in the folder.
+        time_limit: Seconds after which training stops cleanly, with a checkpoint.
+        report: Write pictures and the report in addition to the tables (the default).
+    """
+
+    device: str
+    resume: bool
+    force: bool
+    time_limit: float
+    report: bool
+
+
+def run(
+    config: Config,
+    images: Images,
+    out: Path,
+    *,
+    command: str = "",
+    listener: Listener | None = None,
+    test: Images | None = None,
+    known: Known | None = None,
+    **options: Unpack[Options],
+) -> Finished:
+    """Train a config on images and write its results into a run folder.
+
+    Args:
+        config: All settings.
+        images: The training images; their targets are never read.
+        out: The run's folder.
+        command: The secu command that starts the run, shown in hints on how to resume it; empty if there is none.
+        listener: Receives progress and warnings.
+        test: Images to score on.
+        known: Ids and checksums of the training images, written to images.json.
+        options: See ``Options``.
+    """
+    request = Request(config, out, listener or Listener())
+    return run_together([request], images, command=command, test=test, known=known, **options)[0]
+
+
+def run_together(
+    requests: Sequence[Request],
+    images: Images,
+    *,
+    command: str = "",
+    test: Images | None = None,
+    known: Known | None = None,
+    **options: Unpack[Options],
+) -> list[Finished]:
+    """Train several configs on the same images side by side; otherwise the same as ``run``."""
+    for name in options.keys() - Options.__annotations__.keys():  # not checked at run time by Python
+        raise TypeError(f"run() got an unexpected option {name!r}; {nearest(name, Options.__annotations__)}")
+    clock = Clock(options.get("time_limit", math.inf))
+    resume = options.get("resume", False)
+    force = options.get("force", False)
+    check_alike([request.config for request in requests])
+    for request in requests:
+        Run.check_start(request.out, request.config, force=force, resume=resume)
+    sessions = _open_sessions(requests, images, command, options.get("device", "auto"), resume=resume)
+    begun: list[Session] = []
+    try:
+        for session in sessions:
+            session.begin(force=force)
+            begun.append(session)
+            if known:
+                write_json(session.run.path / "images.json", known)
+        train(sessions, clock, test)
+    except UserError:
+        for session in begun:  # folders of the other sessions may still contain old runs
+            session.run.discard_unsaved()
+        raise
+    return [_finish(session, test, report=options.get("report", True)) for session in sessions]
+
+
+def _open_sessions(
+    requests: Sequence[Request], images: Images, command: str, device: str, *, resume: bool
+) -> list[Session]:
+    """Build the method of each run without writing anything; this catches most errors in the settings."""
+    place = choose_device(device)
+    engine = choose_engine(requests[0].config.engine, place)
+    load_compiler(engine)
+    sessions: list[Session] = []
+    for request in requests:
+        feed = sessions[0].step.feed if sessions else None
+        sessions.append(
+            Session(
+                with_shape(request.config, images.shape),
+                images,
+                request.out,
+                place,
+                engine,
+                command=command,
+                listener=request.listener,
+                resume=resume,
+                feed=feed if isinstance(feed, ResidentFeed) else None,  # inputs on the device are shared by all runs
+                beside=len(requests) - 1,
+            )
+        )
+    return sessions
+
+
+def _finish(session: Session, test: Images | None, *, report: bool) -> Finished:
+    """Write the results of a run, unless the time limit was reached."""
+    run = session.run
+    if not session.finished:
+        session.listener.ended()
+        return Finished(run, session.epochs_done, session.seconds, None)
+    session.conclude(test)
+    session.listener.busy("assigning all images")
+    results = find_results(run, session.method.predictor(), session.images)
+    write_results(run, results, pictures=report, busy=session.listener.busy)
+    for warning in results.warnings:
+        session.listener.warned(warning)
+    session.listener.ended()
+    return Finished(run, session.epochs_done, session.seconds, results, results.warnings)
+
+
+def check_alike(configs: Sequence[Config]) -> None:
+    """Refuse configs that cannot be trained side by side."""
+    if any(config.data != configs[0].data for config in configs):
+        raise UserError("runs side by side must train on the same data")
+    if len({(config.optim.total_epochs, config.optim.batch_size, config.engine) for config in configs}) > 1:
+        raise UserError("runs side by side must have the same batch size, number of epochs and engine")

@@ -1,0 +1,212 @@
+"""Choose a complete config for the user's images: a handful of rules, each with its reason.
+
+The rules depend on four facts: the number of images, their size, whether they are gray or color, and the device.
+docs/lab/defaults.md shows the resulting accuracy. Every choice can be overridden with ``key=value``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from secu.config import Config
+from secu.errors import UserError
+from secu.nets.pretrained import describe
+from secu.settings import flatten, merge, resolve
+
+MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
+IMAGES_PER_CLUSTER = 20  # a head with fewer images per cluster learns noise
+STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 156_400}  # training steps per run; cuda: as in the paper for CIFAR-10
+FEWEST_EPOCHS = 20
+MOST_EPOCHS = 400
+GRADIENT_FROM = 0.7  # minimum balance for centers moved by gradient; below it, one cluster may absorb the others
+CENTERS_RATE = 4  # ratio to the encoder's learning rate, as in the paper for CIFAR-100-20 and STL-10 (CIFAR-10: 6)
+# Images per second, forward and backward, for two views of 32 x 32 pixels; scaled by the number of pixels. Rough
+# estimates: measured on two CPU cores and one H200; mps is a guess.
+SPEED = {("cpu", "small"): 250, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
+HOPELESS_HOURS = 12
+NOT_SHOWN = ("data.source", "data.labels", "data.values", "seed")  # settings omitted from the printed plan
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Inputs of the rules."""
+
+    images: int
+    side: int  # median of the shorter side, in pixels
+    channels: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config, the reasons for it, and the estimated training time."""
+
+    config: Config
+    reasons: tuple[str, ...]
+    seconds: float
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether training would take unreasonably long."""
+        return self.seconds > HOPELESS_HOURS * 3600
+
+
+def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, Any]) -> Plan:
+    """Return the config for these images and this many clusters, with overrides applied."""
+    if clusters < 2:
+        raise UserError(f"clusters: {clusters} must be at least 2")
+    if clusters > facts.images:
+        raise UserError(f"clusters: {clusters} clusters need at least {clusters} images, got {facts.images}")
+    if not 0 <= balance <= 1:
+        raise UserError(f"balance: {balance} must be from 0 (groups of any size) to 1 (all groups equally large)")
+    rules = (_size, _channels, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
+    settings: dict[str, Any] = {}
+    reasons: list[str] = []
+    overrides = _checked(overrides)
+    if (_asked(overrides, "constraint", "kind") or "size") == "size":
+        lower = _asked(overrides, "constraint", "lower")
+        lower = balance if lower is None else lower
+        settings["constraint"] = {"kind": "size", "lower": lower, "dual_schedule": "falling"}
+        reasons.append(
+            f"constraint.lower={lower}: every group gets at least {lower:.0%} of an equal share (balance); the dual "
+            "step size decays to zero, so assignments settle"
+        )
+    else:
+        reasons.append("balance: not used, because constraint.kind is not size")
+    for rule in rules:
+        change, reason = rule(facts, clusters, merge(settings, overrides))
+        settings = merge(settings, change)
+        reasons.append(reason)
+    reasons += [f"{key}={value}: as requested" for key, value in flatten(overrides).items() if key not in NOT_SHOWN]
+    config = resolve(merge(settings, overrides))
+    return Plan(config, tuple(reasons), estimate(config, facts))
+
+
+def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Validate the overrides, so that the rules only see valid values."""
+    asked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
+    if asked.get("data", {}).get("image_size", 1) is None:
+        raise UserError("data.image_size: must be a number of pixels, got null")
+    if asked.get("data", {}).get("channels", 1) is None:
+        raise UserError("data.channels: must be 1 (gray) or 3 (color), got null")
+    return asked
+
+
+Change = tuple[dict[str, Any], str]
+
+
+def _asked(settings: dict[str, Any], section: str, name: str) -> Any:
+    """Return the value that the user set; None if the rules choose it."""
+    return settings.get(section, {}).get(name)
+
+
+def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    if facts.device == "cpu":
+        half = facts.side // 2
+        side = facts.side if facts.side <= 20 else half if 12 <= half <= 20 else 16
+        why = "scaled from {}: the small network learns more from small images, and faster"
+    else:
+        side = max([limit for limit in (32, 64, 96, 128) if limit <= facts.side], default=facts.side)
+        why = "scaled from {}, which would take too long"
+    why = "original size" if side == facts.side else why.format(facts.side)
+    if pretraining := describe(_asked(settings, "encoder", "backbone") or ""):
+        side = pretraining.size
+        why = "what the pretrained network was made for"
+    if asked := _asked(settings, "data", "image_size"):
+        side = asked
+        why = f"scaled from {facts.side}"
+    why += "; non-square images are center-cropped"
+    return {"data": {"image_size": side}}, f"data.image_size={side}: {why}"
+
+
+def _channels(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    channels = _asked(settings, "data", "channels") or facts.channels
+    why = "gray" if channels == 1 else "color"
+    return {"data": {"channels": channels}}, f"data.channels={channels}: images are read as {why}"
+
+
+def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    side = settings["data"]["image_size"]
+    backbone = _asked(settings, "encoder", "backbone") or ("small" if facts.device == "cpu" else "resnet18")
+    if backbone == "small":
+        why = "ResNets need a GPU" if facts.device == "cpu" else "the fastest"
+        return {"encoder": {"backbone": "small", "dim": 64}}, f"encoder.backbone=small: {why}"
+    if pretraining := describe(backbone):
+        mean, std = pretraining.normalization(settings["data"]["channels"])
+        known = f"{pretraining.weights} ({pretraining.license}), taught {pretraining.taught}"
+        change = {"encoder": {"backbone": backbone}, "data": {"mean": mean, "std": std}}
+        return change, f"encoder.backbone={backbone}: {known}; trained further with the rest"
+    stem = "cifar" if side <= 40 else "stl" if side <= 112 else "imagenet"
+    return {
+        "encoder": {"backbone": backbone, "stem": stem}
+    }, f"encoder.backbone={backbone}, stem {stem}: for {side} pixels"
+
+
+def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
+    wanted = _asked(settings, "optim", "batch_size")
+    asked = _asked(settings, "optim", "lr")
+    why = "few images need small batches to take enough steps" if batch < 128 else "as in the paper"
+    if wanted:
+        batch = wanted
+        why = "as requested"
+    rate = 0.2 * batch / 128
+    chosen = f"optim.batch_size={batch}" if asked is not None else f"optim.batch_size={batch}, optim.lr={rate}"
+    return {"optim": {"batch_size": batch, "lr": rate}}, f"{chosen}: {why}"
+
+
+def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    kind = _asked(settings, "centers", "kind")
+    rate = _asked(settings, "centers", "lr")
+    why = "as requested" if kind else "moved by gradient, as in the paper"
+    lower = _asked(settings, "constraint", "lower")
+    needs_gradient = rate is not None or _asked(settings, "loss", "name") == "ce"
+    if not kind and not needs_gradient and (lower or 0) < GRADIENT_FROM:
+        kind = "closed_form"
+        allows = "no lower bound prevents" if lower is None else "balance permits"
+        why = f"recomputed every epoch, so that no group swallows the others, which {allows}"
+    if kind in ("closed_form", "kmeans"):
+        return {"centers": {"kind": kind}}, f"centers.kind={kind}: {why}"
+    rate = CENTERS_RATE * settings["optim"]["lr"] if rate is None else rate
+    return {"centers": {"kind": "sgd", "lr": rate}}, f"centers.kind=sgd, centers.lr={rate:g}: {why}"
+
+
+def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    room = max(1, facts.images // (IMAGES_PER_CLUSTER * clusters))
+    number = min(MOST_HEADS[facts.device], room)
+    heads = settings.get("heads") or [clusters * (position + 1) for position in range(number)]
+    why = "the first is the answer, finer ones support it" if len(heads) > 1 else "too few images for finer ones"
+    why = "as requested" if settings.get("heads") else why
+    return {"heads": heads}, f"heads={heads}: {why}"
+
+
+def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    steps = -(-facts.images // settings["optim"]["batch_size"])
+    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS[facts.device] / steps)))
+    asked = _asked(settings, "optim", "epochs")
+    epochs = epochs if asked is None else asked
+    change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 5)}
+    return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
+
+
+def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    if settings["data"]["channels"] == 3:
+        side = settings["data"]["image_size"]
+        crop = 0.3 if side <= 40 else 0.2
+        part = min(1, side / 32)
+        blur = [round(radius * part, 4) for radius in (0.1, 2.0)]
+        less = "" if part == 1 else ", in proportion to images smaller than 32"
+        why = f"augment: crops from {crop:.0%}, color, flip, as in the paper, and blur up to {blur[1]:g} pixels{less}"
+        return {"augment": {"crop_min": crop, "blur_radius": blur}}, why
+    affine = {"scale": 0.3, "aspect": 0.3, "rotation": 0.375, "shear": 0.3, "shift": 0.3}
+    off: dict[str, Any] = {"gray_prob": 0, "blur_prob": [0, 0], "solarize_prob": [0, 0], "flip_prob": 0}
+    change = {"crop_min": 1, "affine": affine, "jitter_prob": 1, "brightness": 0.3, "contrast": 0, **off}
+    return {"augment": change}, "augment: shift, rotation, shear and scale; gray images may be writing, so no flip"
+
+
+def estimate(config: Config, facts: Facts) -> float:
+    """Return a rough estimate of the training time in seconds."""
+    backbone = config.encoder.backbone
+    speed = SPEED.get((facts.device, backbone), SPEED.get((facts.device, "resnet18"), 14))
+    side = config.augment.size or config.data.image_size or facts.side
+    pixels = (side / 32) ** 2 / {"cifar": 1, "stl": 4, "imagenet": 16}[config.encoder.stem]
+    return config.optim.total_epochs * facts.images * max(pixels, 0.08) / speed

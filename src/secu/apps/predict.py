@@ -1,0 +1,143 @@
+"""Predictions for new images, streamed to a table; memory use does not depend on the number of images."""
+
+import csv
+import sys
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from secu.data import Skipped, Source, decoded_in_batches, needs_decoding
+from secu.errors import UserError
+from secu.methods.predictor import Predictions, best_two
+from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
+from secu.train.checkpoint import load_predictor
+from secu.train.device import choose_device
+from secu.train.files import write_atomically
+from secu.train.listener import Listener
+from secu.train.run import Run
+
+BATCH_PIXELS = 2**21  # pixels per batch: 2,048 images at 32 x 32, 41 at 224 x 224
+IN_FLIGHT = 2  # batches queued on the device before the results of the first are read
+
+Batch = tuple[list[int], Tensor]  # indices of images in their source, and their pixels
+
+
+def predict_source(
+    run: Run, source: Source, output: str, device: str = "auto", listener: Listener | None = None
+) -> list[Skipped]:
+    """Write a run's predictions for all images of a source; return id and reason of images that were skipped."""
+    kind = format_of(output)
+    if not Path(output).parent.is_dir():
+        raise UserError(f"output: folder {Path(output).parent} does not exist")
+    if output != "-" and Path(output).resolve() == Path(source.place).resolve():
+        raise UserError(f"output: {output} is the source of the images; choose another file")
+    source.require_images()
+    stream = Stream(run, source, choose_device(device), listener or Listener())
+    if output == "-":
+        stream.write(CsvWriter(sys.stdout))
+        sys.stdout.flush()  # flush here, so that a closed pipe is reported by this command
+    else:
+        write_atomically(Path(output), lambda path: _to_file(stream, path, kind))
+    return [*stream.skipped, *source.repeated]
+
+
+def _to_file(stream: "Stream", path: Path, kind: str) -> None:
+    with table_writer(path, kind) as writer:
+        stream.write(writer)
+
+
+class Stream:
+    """Streams the images of a source through a run's model."""
+
+    def __init__(self, run: Run, source: Source, device: torch.device, listener: Listener) -> None:
+        self.source = source
+        self.device = device
+        self.listener = listener
+        self.shape = run.input_shape()
+        self.values = source.values_of(run.config().data.values, new=True)
+        self.batch = max(1, BATCH_PIXELS // (self.shape[1] * self.shape[2]))
+        self.predictor = load_predictor(run, device)
+        self.limits = read_limits(run)
+        self.skipped = list(source.skipped)
+
+    def write(self, writer: Writer) -> None:
+        """Write the table, overlapping reading, prediction and writing of successive batches."""
+        waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
+        decoding = needs_decoding(self.source, self.shape, self.values)  # decoding already runs in threads
+        batches = self._batches() if decoding else ahead(self._batches())
+        with torch.inference_mode(), closing(batches):
+            for numbers, pixels in batches:
+                waiting.append((numbers, *self._predict(pixels)))
+                if len(waiting) > IN_FLIGHT:
+                    self._write_one(writer, *waiting.popleft())
+            while waiting:
+                self._write_one(writer, *waiting.popleft())
+        total = len(self.source.ids)
+        if len(self.skipped) == len(self.source.skipped) + total:
+            raise UserError(f"source: none of the {total} images in {self.source.name} can be read")
+
+    def _predict(self, pixels: Tensor) -> tuple[Predictions, torch.cuda.Event | None]:
+        """Run the model; on CUDA results are copied asynchronously, and the event is recorded after the copy."""
+        cosines_BK = self.predictor(pixels.to(self.device, non_blocking=pixels.is_pinned()))
+        found = best_two(cosines_BK, self.predictor.temperature).to_host()
+        if self.device.type != "cuda":
+            return found, None
+        event = torch.cuda.Event()
+        event.record()
+        return found, event
+
+    def _write_one(
+        self, writer: Writer, numbers: list[int], found: Predictions, arrival: torch.cuda.Event | None
+    ) -> None:
+        if arrival is not None:
+            arrival.synchronize()
+        outlier = found.cosine < self.limits[found.cluster]
+        columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
+        writer.write(make_table([self.source.ids[i] for i in numbers], found, outlier, columns))
+
+    def _batches(self) -> Generator[Batch]:
+        done = 0
+        with closing(decoded_in_batches(self.source, self.shape, self.values, self.batch)) as batches:
+            for numbers, pixels, bad in batches:
+                self.skipped += [(self.source.ids[i], image.reason) for i, image in bad]
+                done += len(numbers) + len(bad)
+                self.listener.reading(done, len(self.source.ids))
+                if numbers:
+                    images = torch.from_numpy(pixels)
+                    yield numbers, images.pin_memory() if self.device.type == "cuda" else images
+
+
+def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
+    """Prepare the next batch in a thread while the current one is used.
+
+    Only for iterators that are fast and hold no resources: on an interruption this waits for the batch in progress,
+    and ``batches`` is never closed because the thread may still be using it.
+    """
+    thread = ThreadPoolExecutor(1)
+    try:
+        pending = thread.submit(next, batches, None)
+        while (batch := pending.result()) is not None:
+            pending = thread.submit(next, batches, None)
+            yield batch
+    finally:
+        thread.shutdown()
+
+
+def read_limits(run: Run) -> Tensor:
+    """Return each cluster's outlier threshold, a cosine, as determined on the run's own images (K,)."""
+    try:
+        with (run.path / "clusters.csv").open(newline="", encoding="utf-8") as file:
+            limits = torch.tensor([float(row["outlier_below"]) for row in csv.DictReader(file)])
+    except OSError:
+        raise UserError(f"run: {run.path} has no clusters.csv; {run.unfinished() or 'was it stopped early?'}") from None
+    except (KeyError, TypeError, ValueError):
+        limits = torch.empty(0)
+    clusters = run.config().clusters
+    if len(limits) != clusters:
+        raise UserError(f"run: {run.path / 'clusters.csv'} does not contain outlier_below for {clusters} clusters")
+    return limits

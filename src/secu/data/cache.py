@@ -1,0 +1,178 @@
+"""A cache file with the decoded images of a source, keyed by the source's fingerprint.
+
+The file contains the readable images (N, C, S, S), then a JSON list of the bad ones, then the length of that list and a
+magic number. It is memory-mapped when read, and written atomically: to a temporary file that is then renamed.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.decode import BadImage
+from secu.data.source import Shape, Source
+from secu.data.stream import decoded
+from secu.errors import UserError
+
+VERSION = 1  # increment it whenever the same file would decode to different pixels
+MARK = b"SeCu" + VERSION.to_bytes(4, "little")
+FORGOTTEN = 24 * 3600  # seconds after which a temporary file is considered abandoned
+
+Progress = Callable[[int, int], None]  # called with images done and total
+
+
+class Stored(NamedTuple):
+    """Decoded images: pixels (n, C, S, S) of the readable ones, and errors of the others by index."""
+
+    pixels: NDArray[np.uint8]
+    bad: dict[int, str]
+
+
+def cached(source: Source, shape: Shape, values: str | None, folder: Path, progress: Progress | None = None) -> Stored:
+    """Return the decoded images of a source, decoding them unless the cache is up to date.
+
+    Raises:
+        UserError: The cache cannot be written, or no image can be read.
+    """
+    path = folder / f"{_state(source)}-{shape[1]}x{shape[0]}{_slug(values)}.v{VERSION}.images"
+    return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
+
+
+def _state(source: Source) -> str:
+    """Return the cache key of a source's current state; its first part is common to all states of the source."""
+    return f"{_key(source)}-{source.fingerprint[:32]}"
+
+
+def _key(source: Source) -> str:
+    return hashlib.sha256(source.place.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _slug(values: str | None) -> str:
+    return f"-{values.replace(' 0..', '')}" if values else ""
+
+
+def _load(path: Path, count: int, shape: Shape) -> Stored | None:
+    """Map a cache file; None if it is missing, incomplete or outdated."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(end - 16)
+            length = int.from_bytes(file.read(8), "little")
+            rows = end - 16 - length
+            if file.read(8) != MARK:
+                return None
+            file.seek(rows)
+            tail = json.loads(file.read(length))
+        bad = {int(i): str(reason) for i, reason in tail["bad"]}
+        good = (count - len(bad), *shape)
+        if rows != np.prod(good, dtype=np.int64) or not tail["lasting"]:
+            return None
+        return _mapped(path, good, bad)
+    except (OSError, ValueError, KeyError, TypeError):  # a damaged file: negative offsets, invalid JSON
+        return None
+
+
+def _mapped(path: Path, shape: tuple[int, ...], bad: dict[int, str]) -> Stored:
+    # Copy on write: torch requires writable memory, and the file must not change.
+    return Stored(np.memmap(path, np.uint8, mode="c", shape=shape), bad)
+
+
+def _build(path: Path, source: Source, shape: Shape, values: str | None, progress: Progress | None) -> Stored:
+    """Decode all images of a source into a cache file, and remove files of its earlier states."""
+    row = int(np.prod(shape))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # known before it is made, so never left behind
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent, source)
+        with open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            _reserve(file, len(source) * row)
+            bad = _decode_into(file, source, shape, values, progress)
+            if len(bad) == len(source):
+                first = bad[min(bad)].reason
+                raise UserError(f"source: none of the {len(bad)} images in {source.name} can be read; first: {first}")
+            _finish(file, bad, len(source), row)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(_cannot_write(path, error, len(source) * row)) from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return _mapped(path, (len(source) - len(bad), *shape), {i: error.reason for i, error in bad.items()})
+
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Reserve disk space, so that a full disk is reported now rather than in an hour."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # not supported by every file system
+                raise
+
+
+def _decode_into(
+    file: IO[bytes], source: Source, shape: Shape, values: str | None, progress: Progress | None
+) -> dict[int, BadImage]:
+    """Write each readable image to its row; return the bad ones."""
+    bad: dict[int, BadImage] = {}
+    with closing(decoded(source, shape, values)) as outcomes:
+        for done, (i, outcome) in enumerate(outcomes, 1):
+            if isinstance(outcome, BadImage):
+                bad[i] = outcome
+            else:
+                file.seek(i * outcome.nbytes)
+                file.write(outcome.data)
+            if progress:
+                progress(done, len(source))
+    return bad
+
+
+def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> None:
+    """Remove the gaps left by bad images, and append the list of them."""
+    kept = 0
+    for i in range(count):
+        if i in bad:
+            continue
+        if kept != i:
+            file.seek(i * row)
+            pixels = file.read(row)
+            file.seek(kept * row)
+            file.write(pixels)
+        kept += 1
+    tail = {
+        "bad": [[i, bad[i].reason] for i in sorted(bad)],
+        "lasting": all(error.lasting for error in bad.values()),
+    }
+    text = json.dumps(tail).encode()
+    file.seek(kept * row)
+    file.write(text + len(text).to_bytes(8, "little") + MARK)
+    file.truncate()
+    file.flush()
+    os.fsync(file.fileno())  # a delayed write may still fail on a full disk
+
+
+def _sweep(folder: Path, source: Source) -> None:
+    """Remove cache files of earlier states of a source, and temporary files left by killed processes."""
+    for old in folder.glob(f"{_key(source)}-*.images"):
+        if not (old.name.startswith(f"{_state(source)}-") and old.name.endswith(f".v{VERSION}.images")):
+            old.unlink(missing_ok=True)
+    for left in folder.glob(f".{_key(source)}-*.images.*"):
+        with suppress(FileNotFoundError):  # another process may be about to finish it
+            if time.time() - left.stat().st_mtime > FORGOTTEN:
+                left.unlink()
+
+
+def _cannot_write(path: Path, error: OSError, size: int) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        space = f"not enough space in {path.parent} for {size / 1e6:,.0f} MB of images"
+        return f"cache: {space}; free some space, or set SECU_DATA to another folder"
+    return f"cache: cannot write to {path.parent}: {error.strerror or error}; set SECU_DATA to another folder"

@@ -1,0 +1,240 @@
+"""Decode an image of any kind to a square of uint8; no file content may crash a run.
+
+The rules, in order:
+
+- Formats are JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, and AVIF if pillow supports it. They are recognized by content, not
+  by file name. If there are several frames or pages, the first one is used.
+- An image with more than ``MAX_PIXELS`` is rejected before it is decoded, except that a JPEG is decoded at a half, a
+  quarter or an eighth of its size if that is sufficient.
+- 16 bits per channel are reduced to 8 by dropping the lower 8, so that images of one set stay comparable. If ``values``
+  states that files use only 10, 12 or 14 bits, the lower 2, 4 or 6 are dropped.
+- 32-bit integers and floats are interpreted by their range: 0 to 1 (floats), 0 to 255 or 0 to 65,535; anything else is
+  stretched from the minimum to the maximum.
+- Palettes and CMYK are converted to RGB (color profiles are not applied), and transparent parts become white.
+- The central square is scaled to the requested size (bilinear, antialiased), then rotated according to EXIF.
+"""
+
+import errno
+import io
+import os
+import stat
+import struct
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from math import ceil, floor
+from typing import IO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageFile
+
+from secu.data.text import one_line
+from secu.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")  # no others: some run external programs (EPS)
+MAX_PIXELS = 178_956_970  # pillow's own limit; 0.7 GB as RGB
+MAX_BYTES = 2 << 30  # maximum file size: pillow reads some formats entirely into memory
+LARGE = 25_000_000  # pixels; larger images are decoded one at a time, regardless of the number of threads
+# Ranges of 16-bit files, by their name in data.values → the value that becomes white.
+DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
+
+Raw = str | bytes | NDArray[np.uint8]  # an image as read from a source: its path, its bytes or its pixels
+
+_one_large = threading.Lock()
+# The fingerprint of a source detects a fix for these, so they may be cached; other OS errors may be temporary.
+_LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class BadImage(UserError):
+    """An image that cannot be read.
+
+    Attributes:
+        reason: The reason in one line, without the image's name.
+        lasting: Whether the problem is permanent; False for disk errors or a lack of memory.
+    """
+
+    def __init__(self, reason: str, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.lasting = lasting
+
+
+@contextmanager
+def as_bad_image() -> Iterator[None]:
+    """Turn every exception into a ``BadImage``, since pillow may raise any exception on a damaged file."""
+    try:
+        yield
+    except BadImage:
+        raise
+    except Exception as error:
+        passing = isinstance(error, OSError) and error.errno is not None and error.errno not in _LASTING
+        raise BadImage(one_line(error), lasting=not (passing or isinstance(error, MemoryError))) from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence pillow's warnings about odd metadata, which would disrupt a progress bar."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDArray[np.uint8]:
+    """Return an image as (channels, size, size), with its shorter side scaled to ``size`` and center-cropped.
+
+    Args:
+        raw: A path, the bytes of a file, or pixels (H, W) or (H, W, 3).
+        size: Side of the square.
+        channels: 1 for gray, 3 for color.
+        values: Range of 16-bit files, a key of ``DEEP``; any other value means all 16 bits.
+
+    Raises:
+        BadImage: The image cannot be read.
+    """
+    if isinstance(raw, np.ndarray):
+        return _as_array(_square(Image.fromarray(raw), size), channels)
+    with as_bad_image(), opened(raw) as image:
+        if image.format in ("JPEG", "MPO"):
+            _draft(image, size, channels)
+        pixels = image.width * image.height
+        if pixels > MAX_PIXELS:
+            raise BadImage(_too_large(image))
+        with _one_large if pixels > LARGE else nullcontext():
+            image.load()
+            square = _square(_plain(image), size)
+            if square.mode in ("I", "F"):
+                square = _to_8_bits(square, image, values)
+        return _as_array(_upright(square, image), channels)
+
+
+@contextmanager
+def opened(raw: str | bytes) -> Iterator[ImageFile.ImageFile]:
+    """Open an image by its content; ``Image.open`` would reject large JPEGs before they can be drafted."""
+    with _regular(raw) if isinstance(raw, str) else io.BytesIO(raw) as file:
+        prefix = file.read(16)
+        if not prefix:
+            raise BadImage("empty file")
+        with _identify(file, prefix) as image:
+            yield image
+
+
+def is_16_bit(image: Image.Image) -> bool:
+    """Return whether an image has a single 16-bit channel."""
+    return image.mode.startswith("I;16")
+
+
+def _regular(path: str) -> IO[bytes]:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block forever
+        raise BadImage("not a file")
+    if status.st_size > MAX_BYTES:
+        raise BadImage(f"file of {status.st_size / 1e9:.1f} GB; the limit is {MAX_BYTES / 1e9:.1f} GB")
+    return open(path, "rb")
+
+
+def _identify(file: IO[bytes], prefix: bytes) -> ImageFile.ImageFile:
+    damage = "not an image of a kind that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF)"
+    for name in FORMATS:
+        if name not in Image.OPEN:
+            Image.init()
+        if name not in Image.OPEN:
+            continue
+        factory, accept = Image.OPEN[name]
+        try:
+            accepted = accept is None or accept(prefix)  # a string explains why pillow cannot open it
+            if accepted and not isinstance(accepted, str):
+                file.seek(0)
+                return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
+            damage = f"damaged {name} header: {one_line(error)}"
+    raise BadImage(damage)
+
+
+def _draft(image: ImageFile.ImageFile, size: int, channels: int) -> None:
+    """Decode a JPEG at a half, a quarter or an eighth, never below ``size``, and without color if it is not needed."""
+    if image.info.get("progressive") and image.width * image.height > MAX_PIXELS:
+        raise BadImage(_too_large(image))  # all its coefficients would be in memory at once
+    image.draft("L" if channels == 1 else None, (size, size))
+
+
+def _too_large(image: Image.Image) -> str:
+    millions = image.width * image.height / 1e6
+    return f"{image.width} x {image.height} are {millions:,.0f} million pixels; the limit is {MAX_PIXELS / 1e6:.0f}"
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Return the central part of an image in a mode that can be scaled: L, RGB, RGBA, I or F."""
+    side = min(image.size)
+    if max(image.size) > 3 * side:  # crop before converting; the margin is for the resampling filter
+        left, top, right, bottom = _center(image)
+        across, down = (side, 0) if image.width > side else (0, side)
+        image = image.crop((floor(left) - across, floor(top) - down, ceil(right) + across, ceil(bottom) + down))
+    if image.mode in ("I", "F"):
+        return image
+    if is_16_bit(image):
+        return image.convert("I")
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        return image.convert("RGBA")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def _to_8_bits(square: Image.Image, image: Image.Image, values: str | None) -> Image.Image:
+    """Scale the values of the resized square by the range of the original image."""
+    numbers = np.asarray(square)
+    if is_16_bit(image):
+        factor = 256 / (DEEP.get(values or "", 65_535) + 1)
+        return Image.fromarray(np.clip(np.floor(numbers * factor), 0, 255).astype(np.uint8))
+    low, high = cast("tuple[float, float]", image.getextrema())
+    if not np.isfinite([low, high, numbers.min(), numbers.max()]).all():
+        raise BadImage("NaN or infinite values")
+    if low < 0 or high > 65_535:
+        scaled = (numbers.astype(float) - low) * (255 / (high - low) if high > low else 0)
+    elif high > 255:
+        scaled = np.floor(numbers / 256)
+    elif high <= 1 and numbers.dtype.kind == "f":
+        scaled = numbers * 255
+    else:
+        scaled = numbers
+    return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    """Scale only the central square, which equals scaling and then cropping, and put it on a white background."""
+    square = image
+    if image.size != (size, size):
+        square = image.resize((size, size), Image.Resampling.BILINEAR, box=_center(image))
+    if square.mode != "RGBA":
+        return square
+    return Image.alpha_composite(Image.new("RGBA", square.size, "white"), square).convert("RGB")
+
+
+def _center(image: Image.Image) -> tuple[float, float, float, float]:
+    side = min(image.size)
+    left = (image.width - side) / 2
+    top = (image.height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _upright(square: Image.Image, image: Image.Image) -> Image.Image:
+    """Rotate the resized square according to EXIF, which is cheaper than rotating the original image."""
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # ignore a damaged EXIF block: the pixels may be fine
+        turn = None
+    return square if turn is None else square.transpose(turn)
+
+
+def _as_array(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1))

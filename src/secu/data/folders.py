@@ -1,0 +1,196 @@
+"""List the images in folders and glob patterns; each file is listed once, even if there are links to it."""
+
+import glob
+import os
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from secu.data.source import FileSource, Skipped
+from secu.data.text import natural, one_line, printable
+from secu.errors import UserError
+
+# HEIC is included although pillow cannot read it, so that photos from a phone are reported instead of ignored.
+_SUFFIXES = """
+    .jpeg .jpg .jpe .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm .avif .heic .heif
+"""
+SUFFIXES = tuple(_SUFFIXES.split())
+Entry = os.DirEntry[str]
+
+
+class Listing(NamedTuple):
+    """The images below a folder by relative path, the skipped entries, and the number of other files."""
+
+    ids: list[str]
+    skipped: list[Skipped]
+    others: int
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file name (without folders) has an image extension and is not hidden."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def open_folder(name: str) -> FileSource:
+    """List the images in a folder and its subfolders, ignoring hidden and other files.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    return _files(name, os.path.abspath(name), name, walk(name))
+
+
+def open_glob(pattern: str) -> FileSource:
+    """List the images that match a pattern: ``*``, ``?`` and ``[ab]`` within a name, ``**`` for any folders.
+
+    Ids are relative to the last folder before the first wildcard. ``glob.glob`` is not used because it would follow
+    cyclic links.
+    """
+    top, wanted = split_pattern(pattern)
+    if not os.path.isdir(top):
+        raise UserError(f"source: {printable(top)} in the pattern {printable(pattern)} is not a folder")
+    listing = walk(
+        top,
+        takes=lambda name: _matches(name.split("/"), wanted),
+        enters=lambda name: _may_lead(name.split("/"), wanted),
+    )
+    return _files(pattern, os.path.abspath(pattern), top, listing)
+
+
+def open_classes(name: str, top: str) -> FileSource:
+    """List ``top/<class>/<image>``, with each image's class as its target; images are decoded on demand.
+
+    Classes and files are in plain string order, as in torchvision. A class without images keeps its number, so that
+    targets are consistent across splits.
+    """
+    listing = walk(
+        top,
+        takes=lambda name: name.count("/") == 1,
+        enters=lambda name: "/" not in name,
+        key=lambda name: name.split("/"),
+    )
+    if not listing.ids:
+        raise UserError(f"{name}: no images found in {top}; put them into one folder per class: {top}/<class>/<image>")
+    folders = [entry.name for entry in _entries(top, "", []) if _is_folder(entry)]
+    class_names = sorted(folder for folder in folders if not folder.startswith("."))
+    numbers = {folder: number for number, folder in enumerate(class_names)}
+    targets = np.array([numbers[image.partition("/")[0]] for image in listing.ids], np.int64)
+    return _files(name, name, top, listing, targets=targets, class_names=class_names, on_demand=True)
+
+
+def split_pattern(pattern: str) -> tuple[str, list[str]]:
+    """Return the folder before a pattern's first wildcard, and the parts from the first wildcard on."""
+    parts = os.path.normpath(pattern).split(os.sep)
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return os.sep.join(parts[:fixed]) or (os.sep if os.path.isabs(pattern) else "."), parts[fixed:]
+
+
+def spelled_out(name: str) -> str:
+    """Return the location of a source's images: its name or, for a pattern, the folder before the first wildcard."""
+    return split_pattern(name)[0] if glob.has_magic(name) and not os.path.lexists(name) else name
+
+
+def _files(name: str, place: str, top: str, listing: Listing, **more: Any) -> FileSource:
+    if not listing.ids and not listing.skipped:
+        others = f"; {listing.others} files there are of other kinds" if listing.others else ""
+        raise UserError(f"source: no images in {printable(name)} (looked for {' '.join(SUFFIXES)}){others}")
+    paths = [os.path.join(top, *name.split("/")) for name in listing.ids]
+    return FileSource(name, place, listing.ids, paths, skipped=listing.skipped, **more)
+
+
+def walk(
+    top: str,
+    takes: Callable[[str], bool] = lambda name: True,
+    enters: Callable[[str], bool] = lambda name: True,
+    key: Callable[[str], Any] = natural,
+) -> Listing:
+    """List the images below ``top``, sorted by ``key``.
+
+    Each folder is visited once and each file is listed once, by its real path rather than by a link to it. Broken links
+    are listed, so that they are reported. Hard links count as separate files.
+
+    Args:
+        top: The folder.
+        takes: Whether to list an image, by its relative path.
+        enters: Whether to visit a folder, by its relative path.
+        key: Sort key, from an image's relative path.
+    """
+    files: dict[str, str] = {}  # real path → relative path
+    links: list[str] = []
+    skipped: list[Skipped] = []
+    others = 0
+    for place, name, entry in _below(top, enters, skipped):
+        if not (is_image(entry.name) and takes(name)):
+            others += 1
+        elif entry.is_symlink():
+            links.append(name)
+        elif entry.is_file():
+            files[os.path.join(place, entry.name)] = name
+        else:
+            skipped.append((name, "not a file"))
+    for name in sorted(links, key=natural):
+        files.setdefault(os.path.realpath(os.path.join(top, name)), name)
+    return Listing(sorted(files.values(), key=key), sorted(skipped), others)
+
+
+def _below(top: str, enters: Callable[[str], bool], skipped: list[Skipped]) -> Iterator[tuple[str, str, Entry]]:
+    """Yield all files that are not hidden, each with the real path of its folder and its own relative path."""
+    real = [""]
+    linked: list[str] = []
+    seen: set[str] = set()
+    while real or linked:  # real folders first, so that links to them are recognized as visited
+        folder = real.pop() if real else linked.pop(0)
+        place = os.path.realpath(os.path.join(top, folder))
+        if place in seen:
+            continue
+        seen.add(place)
+        entries = _entries(place, folder, skipped)
+        if folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}:
+            continue  # a run folder: its pictures are not part of the data
+        for entry in entries:
+            name = f"{folder}{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            if not _is_folder(entry):
+                yield place, name, entry
+            elif enters(name):
+                (linked if entry.is_symlink() else real).append(f"{name}/")
+
+
+def _entries(place: str, folder: str, skipped: list[Skipped]) -> list[Entry]:
+    try:
+        with os.scandir(place) as entries:
+            return list(entries)
+    except OSError as error:
+        if not folder:
+            raise UserError(f"source: cannot read the folder {printable(place)}: {one_line(error)}") from None
+        skipped.append((folder, f"folder cannot be read: {one_line(error)}"))
+        return []
+
+
+def _is_folder(entry: Entry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _matches(names: list[str], pattern: list[str]) -> bool:
+    """Return whether a path matches a pattern, part by part."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return pattern[1:] == [] or any(_matches(names[i:], pattern[1:]) for i in range(len(names)))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
+
+
+def _may_lead(names: list[str], pattern: list[str]) -> bool:
+    """Return whether files below a folder could match a pattern."""
+    for name, part in zip(names, pattern, strict=False):
+        if part == "**":
+            return True
+        if not fnmatchcase(name, part):
+            return False
+    return len(names) < len(pattern)

@@ -1,0 +1,157 @@
+"""From a source to Images: decoded into the cache, into memory, or on demand."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from secu.data.cache import Progress, Stored, cached
+from secu.data.downloads import data_root
+from secu.data.images import Images
+from secu.data.opening import open_source, shape_of, splits_of
+from secu.data.source import Shape, Source
+from secu.data.stream import decoded_in_batches, needs_decoding, unreadable
+from secu.data.text import printable
+from secu.errors import UserError
+
+if TYPE_CHECKING:
+    from secu.config import DataConfig
+
+MAX_BAD = 0.05  # maximum share of unreadable images, unless allow_bad is set
+LARGEST = 4096  # maximum side of a decoded image, in pixels
+BATCH = 1024  # images copied at a time, so that mapped files (STL-10: 2.7 GB) are in memory only once
+
+
+def load(
+    data: DataConfig,
+    split: str | None = None,
+    root: Path | None = None,
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    allow_bad: bool = False,
+) -> Images:
+    """Load the images specified by a run's settings; see ``open_source`` and ``load_images``.
+
+    If the source has splits, the default is the training split.
+
+    Raises:
+        UserError: The source does not exist, or its images cannot be read with these settings.
+    """
+    if data.source is None:
+        raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
+    if split is None and splits_of(data.source):
+        split = data.train
+    source = open_source(data.source, data.labels, split, root=root)
+    return load_images(source, shape_of(data), values=data.values, cache=cache, allow_bad=allow_bad, progress=progress)
+
+
+def load_images(
+    source: Source,
+    shape: Shape,
+    *,
+    values: str | None = None,
+    cache: Path | None = None,
+    allow_bad: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Images:
+    """Load the images of a source as squares.
+
+    They are decoded on demand if the source is ``on_demand``, into memory if it cannot be cached, and otherwise into
+    the cache, unless the cache is up to date.
+
+    Args:
+        source: A source returned by ``open_source`` or ``open_images``.
+        shape: Channels (1 for gray, 3 for color), and height and width, which are equal.
+        values: How the run interprets values (data.values); if None, the source decides, and 16-bit files are reduced
+            to their upper 8 bits.
+        cache: Folder for decoded images, created if needed; by default ``default_cache()``. Cache files of earlier
+            states of the source are removed when the images are decoded again.
+        allow_bad: Continue when more than 5% of the images cannot be read.
+        strict: Decode into memory, and raise if an image cannot be read; always the case for images in memory.
+        progress: Called with the number of images decoded so far and in total; not called if nothing is decoded.
+
+    Raises:
+        UserError: Too many images cannot be read, or the cache cannot be written.
+    """
+    _check(shape)
+    source.require_images()
+    values = source.values_of(values)
+    if source.on_demand:
+        return _images(source, None, values, shape)
+    strict = strict or not source.place
+    if strict or not source.cacheable:
+        stored = _in_memory(source, shape, values, strict, progress)
+    else:
+        stored = cached(source, shape, values, Path(cache or default_cache()), progress)
+    images = _images(source, stored, values, shape)
+    if not allow_bad:
+        _require_few_bad(source, images)
+    return images
+
+
+def default_cache() -> Path:
+    """Return the default cache folder for decoded images."""
+    return data_root() / "images"
+
+
+def _check(shape: Shape) -> None:
+    channels, height, width = shape
+    if height != width or not 1 <= height <= LARGEST:
+        raise UserError(f"image_size: {height} x {width} must be a square with a side from 1 to {LARGEST}")
+    if channels not in (1, 3):
+        raise UserError(f"channels: {channels} must be 1 (gray) or 3 (color)")
+
+
+def _in_memory(source: Source, shape: Shape, values: str | None, strict: bool, progress: Progress | None) -> Stored:
+    pixels = np.empty((len(source), *shape), np.uint8)
+    bad: dict[int, str] = {}
+    done = 0
+    shown = progress if needs_decoding(source, shape, values) else None
+    with closing(decoded_in_batches(source, shape, values, BATCH)) as batches:
+        for numbers, images, failed in batches:
+            for number, error in failed:
+                if strict:
+                    raise unreadable(source, number, error)
+                bad[number] = error.reason
+            pixels[numbers] = images
+            done += len(numbers) + len(failed)
+            if shown:
+                shown(done, len(source))
+    return Stored(np.delete(pixels, list(bad), 0) if bad else pixels, bad)
+
+
+def _images(source: Source, stored: Stored | None, values: str | None, shape: Shape) -> Images:
+    """Combine pixels and metadata, leaving out bad images."""
+    import torch
+
+    bad = stored.bad if stored else {}
+    rows = [i for i in range(len(source)) if i not in bad]
+    return Images(
+        torch.from_numpy(stored.pixels) if stored else None,
+        None if source.targets is None else torch.from_numpy(source.targets[rows]),
+        source.class_names,
+        ids=tuple(source.ids[i] for i in rows),
+        columns={name: [column[i] for i in rows] for name, column in source.columns.items()},
+        skipped=(*source.skipped, *((source.ids[i], reason) for i, reason in bad.items())),
+        repeated=source.repeated,
+        source=source,
+        numbers=rows,
+        values=values,
+        shape=shape,
+    )
+
+
+def _require_few_bad(source: Source, images: Images) -> None:
+    bad = len(images.skipped)
+    total = len(images) + bad
+    if bad > MAX_BAD * total:
+        share = f"{bad} of {total} images in {source.name} cannot be read, more than {MAX_BAD:.0%}"
+        first = ": ".join(map(printable, images.skipped[0]))
+        raise UserError(
+            f"source: {share}; the first: {first}; to continue without them, use --allow-bad (in Python allow_bad=True)"
+        )

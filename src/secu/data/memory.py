@@ -1,0 +1,78 @@
+"""Sources for Python objects: arrays, tensors, PIL images, lists of paths."""
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from secu.data.arrays import ArraySource
+from secu.data.decode import Raw
+from secu.data.opening import open_source
+from secu.data.source import FileSource, Source
+from secu.data.text import one_line
+from secu.errors import UserError
+
+SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), or (N, H·H) of gray squares"
+
+
+def open_images(images: Any) -> Source:
+    """Return a source for an array, a tensor, a list of paths or of PIL images, or a path.
+
+    Raises:
+        UserError: The object is none of these, or its shape or range is invalid.
+    """
+    if isinstance(images, str | os.PathLike):
+        return open_source(os.fspath(images))
+    if hasattr(images, "is_floating_point"):  # a tensor, without importing torch
+        images = (images.float() if images.is_floating_point() else images).detach().cpu().numpy()
+    names = getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U", "T")
+    items = list(images) if names or isinstance(images, list | tuple) else []
+    if items and all(isinstance(item, str | os.PathLike) for item in items):
+        paths = [os.fspath(item) for item in items]
+        return FileSource("X", "", paths, [os.path.expanduser(path) for path in paths])
+    if items and all(isinstance(item, Image.Image) for item in items):
+        return PictureSource(items)
+    return ArraySource("X", _as_images(images))
+
+
+def _as_images(values: Any) -> NDArray[Any]:
+    """Return an array of three or four dimensions; flat rows are interpreted as square gray images."""
+    import sklearn  # slow to import
+    from sklearn.utils import check_array
+
+    try:
+        with sklearn.config_context(assume_finite=True):  # the source checks this and reports the position
+            array: NDArray[Any] = check_array(values, allow_nd=True, ensure_2d=False, input_name="X")
+    except ValueError as error:
+        raise UserError(f"X: {one_line(str(error).splitlines()[0]).rstrip('.')}; valid: {SHAPES}") from None
+    if array.ndim < 2:
+        raise UserError(f"X: no images in shape {array.shape}. Reshape your data to {SHAPES}")
+    side = math.isqrt(array.shape[1])
+    if array.ndim == 2 and side**2 != array.shape[1]:
+        raise UserError(f"X: {array.shape[1]} features are not a square of gray pixels; valid: {SHAPES}")
+    return array.reshape(-1, side, side) if array.ndim == 2 else array
+
+
+class PictureSource(Source):
+    """PIL images in memory."""
+
+    has_folders = False
+
+    def __init__(self, pictures: Sequence[Image.Image]) -> None:
+        super().__init__("X", "", map(str, range(len(pictures))))
+        self.pictures = pictures
+
+    def read(self, i: int, values: str | None = None) -> Raw:
+        """Return image ``i`` as the bytes of a lossless file, so that it is decoded like any other image."""
+        picture = ImageOps.exif_transpose(self.pictures[i])
+        if picture.mode in ("P", "PA", "RGBa") or "transparency" in picture.info:
+            picture = picture.convert("RGBA")
+        elif picture.mode in ("HSV", "YCbCr"):
+            picture = picture.convert("RGB")
+        file = io.BytesIO()
+        picture.save(file, "TIFF")
+        return file.getvalue()

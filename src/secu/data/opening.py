@@ -1,0 +1,113 @@
+"""Open a source by name: a path, a pattern, ``dataset:NAME``, or ``KIND:rest`` for a registered kind."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from secu.data.archives import TAR_SUFFIXES, TarSource, ZipSource
+from secu.data.arrays import open_array
+from secu.data.datasets import find_dataset, open_dataset
+from secu.data.folders import is_image, open_folder, open_glob
+from secu.data.manifest import open_manifest
+from secu.data.source import FileSource, Shape, Source
+from secu.data.text import printable
+from secu.errors import UserError
+from secu.registry import SOURCES
+
+if TYPE_CHECKING:
+    from secu.config import DataConfig
+
+FILES = ".npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"
+KINDS = f"a folder, a glob pattern, {FILES}, or dataset:NAME"
+
+
+def open_source(
+    name: str | Path, labels: str | None = None, split: str | None = None, *, root: Path | None = None
+) -> Source:
+    """Open a source and list its images, without decoding them.
+
+    Args:
+        name: A folder, a glob pattern, an array (.npy, .npz), a manifest with a ``path`` column (.csv, .tsv,
+            .parquet), an archive (.zip, .tar and compressed ones), a single image, a data set (``dataset:cifar10``),
+            or a kind registered in ``secu.registry.SOURCES`` (``KIND:rest``).
+        labels: True labels, for scoring only: ``folder`` for the name of an image's folder, a column of the manifest
+            or a key of the .npz; if None, the source's own labels are used, if any.
+        split: A split of the source, if it has splits; if None, its default split.
+        root: The folder of all named data sets; by default ``data_root()``.
+
+    Raises:
+        UserError: The source does not exist, cannot be read, or does not have this split or these labels.
+    """
+    text = os.path.expanduser(name)
+    kind, rest = _kind_of(text)
+    if kind == "dataset":
+        source = open_dataset(rest, split, root)
+    elif kind:
+        opened: Source = SOURCES[kind](rest, split)
+        source = opened.replaced(place=text)  # the name by which a run reopens it
+    elif split is not None:
+        raise UserError(f"split: {printable(text)} has no splits, got {split!r}")
+    else:
+        source = _open_path(text)
+    return source if labels is None else source.label(labels)
+
+
+def splits_of(name: str | Path | None) -> tuple[str, ...]:
+    """Return the names of the splits of a source; empty if it has none.
+
+    For a registered kind of source, these are the attribute ``splits`` of its class or function.
+    """
+    kind, rest = _kind_of(str(name))
+    if kind == "dataset":
+        return find_dataset(rest).splits
+    return tuple(getattr(SOURCES[kind], "splits", ())) if kind else ()
+
+
+def shape_of(data: DataConfig) -> Shape:
+    """Return the shape that images are decoded to, from the settings alone.
+
+    Raises:
+        UserError: The settings do not determine the image size.
+    """
+    kind, rest = _kind_of(data.source or "")
+    natural = find_dataset(rest).shape if kind == "dataset" else None
+    size = data.image_size or (natural[1] if natural else None)
+    if size is None:
+        raise UserError(f"data.image_size: must be a number of pixels for data.source={data.source}, got null")
+    # Old runs did not store data.channels, but had one mean per channel.
+    channels = data.channels or (natural[0] if natural else len(data.mean))
+    return channels, size, size
+
+
+def _kind_of(name: str) -> tuple[str, str]:
+    """Return kind and rest of ``KIND:rest``; the kind is empty for a path."""
+    kind, colon, rest = name.partition(":")
+    return (kind, rest) if colon and kind in SOURCES else ("", name)
+
+
+def _open_path(name: str) -> Source:
+    if os.path.isdir(name):
+        return open_folder(name)
+    if not os.path.lexists(name):
+        if glob.has_magic(name):
+            return open_glob(name)
+        raise UserError(f"source: {printable(name)} does not exist; expected {KINDS}")
+    if not (os.path.isfile(name) and os.access(name, os.R_OK)):
+        raise UserError(
+            f"source: {printable(name)} cannot be read: permission denied, broken link, or not a regular file"
+        )
+    lower = name.lower()
+    if lower.endswith((".npy", ".npz")):
+        return open_array(name)
+    if lower.endswith((".csv", ".tsv", ".parquet", ".pq")):
+        return open_manifest(name)
+    if lower.endswith(".zip"):
+        return ZipSource(name)
+    if lower.endswith(TAR_SUFFIXES):
+        return TarSource(name)
+    if is_image(os.path.basename(name)):
+        return FileSource(name, os.path.abspath(name), [os.path.basename(name)], [name])
+    raise UserError(f"source: {printable(name)} has an unsupported type; expected {KINDS}")

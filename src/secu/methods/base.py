@@ -1,0 +1,147 @@
+"""A method: how a model learns from images without labels.
+
+A method owns everything that is learned or specific to it: the views, the encoder, the objective and its own state.
+The rest of the package trains, saves and uses any method through this interface. To add a method, subclass ``Method``
+and register it (``secu.registry.METHODS``); its name is then a valid ``config.method``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secu.cluster.clustering import Clustering
+from secu.config import Config
+from secu.data import Images, Shape
+from secu.errors import UserError
+from secu.methods.predictor import Predictor
+from secu.nets.encoder import Encoder
+from secu.registry import METHODS
+from secu.views.augment import Augmentation
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a method reports at the end of training."""
+
+    summary: dict[str, Any] = field(default_factory=dict)  # written to outcome.json, with the warnings
+    settings: dict[str, Any] = field(default_factory=dict)  # changes to the run's config that do not affect weights
+    warnings: tuple[str, ...] = ()
+
+
+class Method(nn.Module):
+    """Base class of all methods. A subclass builds views, encoder and clustering, and computes losses.
+
+    Args:
+        config: All settings of the run.
+        images: Number of training images.
+        shape: Channels, height and width of the inputs.
+
+    Attributes:
+        generator: Source of all random numbers in a step; set by the trainer before the first step.
+        call: Calls a function of tensors; the trainer may replace it with one that compiles the function first.
+    """
+
+    trained_tensors = ("encoder.", "clustering.centers.weight")  # name prefixes of the tensors in model.safetensors
+    needs_first_run = False  # whether a resumed run still needs the run in init_from
+
+    views: Augmentation
+    encoder: Encoder
+    clustering: Clustering
+    generator: torch.Generator
+    call: Callable[..., Any]
+
+    def __init__(self, config: Config, images: int, shape: Shape) -> None:
+        super().__init__()
+        self.config = config
+        self.call = call_directly
+
+    def losses(self, batch: Tensor, index_B: Tensor) -> dict[str, Tensor]:
+        """Return the losses of a batch by name; their sum is minimized, and the mean of each is recorded."""
+        raise NotImplementedError
+
+    def start_epoch(self, epoch: int, done: float) -> None:
+        """Prepare for an epoch; ``done`` is the fraction of the run that is complete."""
+        self.clustering.start_epoch(done)
+
+    def after_step(self) -> None:
+        """Called after each optimizer step, for example to update a moving average."""
+
+    def record(self) -> dict[str, float]:
+        """Return values to add to the record of an epoch."""
+        return self.clustering.record()
+
+    def score(self, record: dict[str, Any]) -> float | None:
+        """Return a label-free score that selects the final model; None if the last epoch's model is final."""
+        return None
+
+    def prepare(self, images: Images, first: "Method | None", *, resumed: bool) -> None:
+        """Prepare to train on these images, before the first epoch or after a checkpoint was restored.
+
+        Args:
+            images: The training images.
+            first: The trained method of the run in ``config.init_from``, if it was loaded.
+            resumed: Whether a checkpoint was restored, in which case nothing must be initialized again.
+        """
+        if first is not None and not resumed:
+            self.start_from(first)
+
+    def conclude(self, images: Images, scored: Images | None) -> Conclusion:
+        """Finish after the last epoch; ``scored`` are the images with true labels, if they differ from ``images``."""
+        return Conclusion()
+
+    def predictor(self) -> Predictor:
+        """Return the model for inference."""
+        return Predictor(self.views, self.encoder, self.clustering.head(), self.config.loss.prediction_temperature)
+
+    def trained_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the parameters trained at the encoder's learning rate and those trained at the centers' rate."""
+        return list(self.encoder.parameters()), list(self.clustering.centers.parameters())
+
+    def start_from(self, first: "Method") -> None:
+        """Copy encoder and centers from another run; heads are matched by their number of clusters.
+
+        Labels are not copied, since the images may differ; the initial epoch assigns them.
+        """
+        name = self.config.init_from
+        theirs = first.config.heads
+        try:
+            self.encoder.load_state_dict(first.encoder.state_dict())
+        except RuntimeError:
+            raise UserError(f"init_from: the encoder of {name} does not match these settings") from None
+        for number, clusters in enumerate(self.config.heads):
+            if clusters not in theirs:
+                raise UserError(f"init_from: {name} has no head of {clusters} clusters; valid: {list(theirs)}")
+            answers = number == self.config.answer and clusters == first.config.clusters
+            head = first.config.answer if answers else theirs.index(clusters)  # several may be of the same size
+            centers_KD = first.clustering.centers.weight.data[head, :clusters]
+            self.clustering.centers.weight.data[number, :clusters].copy_(centers_KD)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.clustering.labels.device
+
+    def autocast(self) -> torch.autocast:
+        """Return the autocast context of the encoder: bfloat16 on CUDA, if enabled in the config."""
+        enabled = self.config.optim.mixed_precision and self.device.type == "cuda"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+
+def call_directly(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call a function without compiling it."""
+    return function(*inputs)
+
+
+def build_method(config: Config, images: int, shape: Shape, device: torch.device) -> Method:
+    """Build the untrained method of a config; the same seed gives the same weights on every device."""
+    if images < config.clusters:
+        raise UserError(f"heads: {config.clusters} clusters need at least {config.clusters} images, got {images}")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also reseed the caller's GPUs
+        method: Method = METHODS[config.method](config, images, shape)
+    if device.type == "cuda":
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return method.to(device)

@@ -1,0 +1,48 @@
+"""Stability of a model's labels under random augmentation: a score that needs no true labels."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from secu.cluster.metrics import mutual_information
+from secu.data import Images
+from secu.methods.predictor import Predictor, batches_of, evaluation_mode
+from secu.views.augment import Augmentation
+
+
+class Consistency(NamedTuple):
+    """How well the labels of random views match the labels of their images."""
+
+    agreement: float  # share of random views with the label of their image
+    information: float  # mutual information of the two labels, 0 to 1; also drops when clusters vanish
+
+
+def consistency(
+    predictor: Predictor, views: Augmentation, images: Images, index_N: Tensor, numbers: Sequence[int] = (0, 1)
+) -> Consistency:
+    """Compare the labels of images with those of random views of them; the views are the same in every call.
+
+    Args:
+        predictor: The model that assigns the labels.
+        views: Renders the random views.
+        images: The images.
+        index_N: Indices of the images to use.
+        numbers: Indices of the views to use.
+    """
+    centers_KD = predictor.centers
+    encoder = predictor.encoder
+    clusters = len(centers_KD)
+    generator = torch.Generator(centers_KD.device).manual_seed(0)
+    counts = torch.zeros(clusters**2, dtype=torch.int64)
+    with torch.inference_mode(), evaluation_mode(encoder):
+        for index_B in batches_of(index_N, images):
+            batch = images.fetch(index_B).to(centers_KD.device)
+            changed = views.render(batch, views.draw(len(index_B), generator))
+            seen = (views.plain(batch), *(changed[number] for number in numbers))  # possibly of different sizes
+            plain_B, *labels = ((encoder.embed(view) @ centers_KD.T).argmax(-1) for view in seen)
+            for label_B in labels:
+                counts += torch.bincount(plain_B * clusters + label_B, minlength=clusters**2).cpu()
+    table_KK = counts.view(clusters, clusters)
+    return Consistency(float(table_KK.trace() / counts.sum()), mutual_information(table_KK))

@@ -1,0 +1,126 @@
+"""The user's edits in the report: reads the downloaded table and derives a folder for every cluster (``secu sort``)."""
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from secu.data.manifest import separator
+from secu.errors import UserError
+
+SAFE = re.compile(r"[^\w.\-]+")
+LONGEST = 200  # maximum length of a file name in bytes; file systems allow 255
+FORMULA = re.compile(r"^'(?=[=+\-@\t\r])")  # escape that keeps a spreadsheet from reading an id as a formula
+WRONG = "marked-as-wrong"
+SAME = 0.95  # minimum share of matching clusters; a different device may assign a few images differently
+
+
+class Edits(NamedTuple):
+    """The folder of each cluster, and the ids of images marked as wrong."""
+
+    folders: list[str]
+    wrong: set[str]
+
+
+class Row(NamedTuple):
+    """One image in the table downloaded from the report."""
+
+    id: str
+    cluster: int
+    name: str  # of the merged cluster; may be empty
+    merged: int  # the cluster that the image's cluster was merged into; itself if it was not merged
+    wrong: bool
+
+
+def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int]) -> Edits:
+    """Read the table downloaded from the report.
+
+    Args:
+        names: The table; if None, folders are named after the cluster numbers.
+        clusters: Number of clusters.
+        cluster_of: The cluster of each image in this run, by printable id. The table must match it, since another run
+            numbers its clusters differently.
+
+    Raises:
+        UserError: The table cannot be read, belongs to another run, or maps different names to the same folder.
+    """
+    numbered = _numbered_folders(clusters)
+    if names is None:
+        return Edits(numbered, set())
+    rows = _read_rows(names, clusters)
+    _require_same_run(names, rows, cluster_of)
+    _require_distinct_folders(rows, numbered)
+    folders = list(numbered)
+    for row in {row.cluster: row for row in rows}.values():
+        folders[row.cluster] = _folder(row.name, row.merged, numbered)
+    return Edits(folders, {row.id for row in rows if row.wrong})
+
+
+def ranked(rank: int, name: str) -> str:
+    """Return a file name that starts with a rank and is safe for file systems and shells."""
+    safe = SAFE.sub("_", name).encode()[-LONGEST:].decode(errors="ignore")  # may cut a multi-byte character
+    return f"{rank:06d}-{safe}"
+
+
+def _numbered_folders(clusters: int) -> list[str]:
+    """Return zero-padded folder names, which sort by cluster number."""
+    digits = len(str(clusters - 1))
+    return [f"cluster-{cluster:0{digits}d}" for cluster in range(clusters)]
+
+
+def _read_rows(names: Path, clusters: int) -> list[Row]:
+    numbers = {str(cluster): cluster for cluster in range(clusters)}
+    try:
+        with names.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, delimiter=separator(file))  # a spreadsheet may have changed the delimiter
+            rows = [_parse(row, numbers) for row in table]
+    except OSError as error:
+        raise UserError(f"names: cannot read {names}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, csv.Error):
+        rows = []
+    if not rows:
+        raise UserError(f"names: {names} was not downloaded from the report of this run")
+    return rows
+
+
+def _parse(row: Mapping[str, str], numbers: Mapping[str, int]) -> Row:
+    """Return a typed row; raise KeyError, TypeError or ValueError if a value is missing or invalid."""
+    if row["name"] is None:  # the csv module fills short rows with None
+        raise ValueError("a row without a name")
+    return Row(
+        id=FORMULA.sub("", row["id"]),
+        cluster=numbers[row["cluster"]],
+        name=row["name"],
+        merged=numbers[row["merged_cluster"]],
+        wrong=row["marked_wrong"] == "yes",
+    )
+
+
+def _require_same_run(names: Path, rows: Sequence[Row], cluster_of: Mapping[str, int]) -> None:
+    known = [row for row in rows if row.id in cluster_of]
+    agreed = [row for row in known if cluster_of[row.id] == row.cluster]
+    if len(agreed) < SAME * max(1, len(known)):
+        counts = f"it knows {len(known):,} of {len(cluster_of):,} images, and {len(agreed):,} of those"
+        raise UserError(f"names: {names} belongs to another run: {counts} in the same cluster")
+
+
+def _require_distinct_folders(rows: Sequence[Row], numbered: Sequence[str]) -> None:
+    """Raise if different names map to the same folder; equal names share a folder on purpose."""
+    given: dict[str, dict[str, None]] = {}  # the names of each folder, in order
+    for name, merged in dict.fromkeys((row.name, row.merged) for row in rows):
+        shown = name if _safe(name) else f"cluster {merged}"
+        given.setdefault(_folder(name, merged, numbered), {})[shown] = None
+    for folder, names in given.items():
+        if len(names) > 1:
+            shared = " and ".join(map(repr, names))
+            raise UserError(f"names: {shared} would share the folder {folder}; rename one")
+
+
+def _folder(name: str, merged: int, numbered: Sequence[str]) -> str:
+    """Return the folder of a cluster: its sanitized name, or that of the cluster it was merged into."""
+    return _safe(name) or numbered[merged]
+
+
+def _safe(name: str) -> str:
+    return SAFE.sub("_", name).strip("._").encode()[:LONGEST].decode(errors="ignore")

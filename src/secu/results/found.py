@@ -1,0 +1,59 @@
+"""The results of a finished run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from secu.cluster.metrics import Scores
+from secu.data import Images
+from secu.methods.predictor import Predictions
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The clusters of N images; K clusters, D dimensions.
+
+    Attributes:
+        images: The images that were assigned.
+        embeddings: Unit embeddings (N, D).
+        centers: Cluster centers (K, D).
+        predictions: The two best clusters of every image.
+        limits: The cosine below which an image is an outlier of each cluster (K,).
+        scores: ACC, NMI and ARI; None if no true labels are known.
+        warnings: Possible problems with the clusters; empty if there are none.
+    """
+
+    images: Images
+    embeddings: Tensor
+    centers: Tensor
+    predictions: Predictions
+    limits: Tensor
+    scores: Scores | None
+    warnings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name, column in {"embeddings": self.embeddings, **vars(self.predictions)}.items():
+            assert len(column) == len(self.images), f"{name}: {len(column)} rows for {len(self.images)} images"
+
+    @property
+    def outlier(self) -> Tensor:
+        """Whether each image is too far from its center to belong to the cluster (N,)."""
+        return self.predictions.cosine < self.limits[self.predictions.cluster]
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The id of each image: its path, or its index in the data set."""
+        return self.images.ids
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The name of each image's true class, empty where unknown; None if no image has one."""
+        if self.images.targets is None:
+            return None
+        return [self.class_name(target) if target >= 0 else "" for target in self.images.targets.tolist()]
+
+    def class_name(self, target: int) -> str:
+        """Return the name of a true class, or its number if it has no name."""
+        names = self.images.class_names
+        return names[target] if target < len(names) else str(target)

@@ -1,0 +1,14 @@
+"""The report: a single HTML file to explore, correct and share the clusters of a run.
+
+data.py         the input of a report
+build.py        the content of the page as plain values; cards.py and truth.py compute parts of it
+layout.py       embeddings → points on a map
+thumbnails.py   pictures → sprite sheets within a byte budget
+page.py         content + template + style + scripts → one self-contained file
+template.html.j2, *.css, *.js   the source of the page
+"""
+
+from secu.results.report.data import ReportData
+from secu.results.report.page import Report
+
+__all__ = ["Report", "ReportData"]

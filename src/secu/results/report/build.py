@@ -1,0 +1,103 @@
+"""Build the content of a report as plain, JSON-serializable values, without pixels or HTML.
+
+``None`` represents an undefined number, such as the mean of an empty cluster.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from secu.results.found import Results
+from secu.results.report.cards import KINDS, cluster_cards
+from secu.results.report.data import LOSSES, ReportData
+from secu.results.report.layout import lay_out, sample
+from secu.results.report.truth import compare_to_classes
+from secu.results.report.values import floats, ints, number, numbers
+
+CURVES = ("largest", "smallest", "changed", "lr", "acc", "nmi", "ari")  # besides the losses
+MAP_UNITS = 10_000  # integers take less space in the file than fractions
+
+
+def content(data: ReportData) -> dict[str, Any]:
+    """Return everything the page shows, except pixels."""
+    results = data.results
+    cards = cluster_cards(results)
+    points = map_points(results)
+    on_cards = list(dict.fromkeys(i for card in cards for kind in KINDS for i in card[kind]))
+    on_map = sorted(set(points["index"]) - set(on_cards))
+    return {
+        "fingerprint": fingerprint(data),
+        "images": len(data.ids),
+        "ids": data.ids,
+        "cluster": ints(results.predictions.cluster).tolist(),
+        "clusters": cards,
+        "pictures": picture_facts(data, on_cards + on_map),
+        "onCards": len(on_cards),
+        "map": points,
+        "losses": list(data.losses),
+        "curves": curves(data.metrics, data.losses),
+        "truth": compare_to_classes(results),
+    }
+
+
+def summarize(results: Results) -> dict[str, Any]:
+    """Return the numbers of the overview."""
+    confidence = np.clip(np.nan_to_num(floats(results.predictions.confidence)), 0, 1)
+    sizes = np.bincount(ints(results.predictions.cluster), minlength=len(results.centers))
+    histogram, _ = np.histogram(confidence, bins=10, range=(0, 1))
+    return {
+        "images": len(results.images),
+        "clusters": len(results.centers),
+        "smallest": int(sizes.min()),
+        "largest": int(sizes.max()),
+        "confidence": float(confidence.mean()),
+        "outliers": int(results.outlier.sum()),
+        "histogram": [int(count) for count in histogram],
+    }
+
+
+def picture_facts(data: ReportData, index: Sequence[int]) -> dict[str, list[Any]]:
+    """Return the metadata of each displayed picture, as columns."""
+    rows = np.array(index, np.int64)
+    predictions = data.results.predictions
+    targets = data.results.images.targets
+    return {
+        "index": [int(i) for i in rows],
+        "name": [data.ids[i] for i in rows],
+        "cluster": ints(predictions.cluster)[rows].tolist(),
+        "confidence": numbers(floats(predictions.confidence)[rows], 3),
+        "second": ints(predictions.second)[rows].tolist(),
+        "secondConfidence": numbers(floats(predictions.second_confidence)[rows], 3),
+        "cosine": numbers(floats(predictions.cosine)[rows], 3),
+        "outlier": ints(data.results.outlier)[rows].tolist(),
+        "target": [] if targets is None else ints(targets)[rows].tolist(),
+    }
+
+
+def map_points(results: Results) -> dict[str, Any]:
+    """Return the sample of images on the map, with integer coordinates from 0 to MAP_UNITS."""
+    index = sample(len(results.images)).tolist()
+    layout = lay_out(floats(results.embeddings[index]))
+    x, y = np.rint(layout.points * MAP_UNITS).astype(int).T
+    return {"method": layout.method, "index": index, "x": x.tolist(), "y": y.tolist()}
+
+
+def curves(metrics: Sequence[Mapping[str, Any]], losses: Sequence[str] = LOSSES) -> dict[str, list[Any]]:
+    """Turn one record per epoch into one list per quantity, leaving out quantities that were never recorded."""
+    columns: dict[str, list[Any]] = {"epoch": [int(record["epoch"]) for record in metrics]}
+    for name in (*losses, *CURVES):
+        values = [number(float(record.get(name, math.nan)), 6) for record in metrics]
+        if any(value is not None for value in values):
+            columns[name] = values
+    return columns
+
+
+def fingerprint(data: ReportData) -> str:
+    """Return a key for this clustering of these images, under which the browser stores the user's edits."""
+    digest = hashlib.sha256(ints(data.results.predictions.cluster).tobytes())
+    for name in data.ids:
+        digest.update(name.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()[:20]

@@ -1,0 +1,63 @@
+// ---------------------------------------------------------------------------------------------------------------
+// Download: one row per image, with the edits. With very many images the page does not hold every name; the reader
+// then opens the table that does, and gets it back with the edits.
+
+/** Quote a field, and keep spreadsheets from reading it as a formula. */
+function csvField(value) {
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** Return the table of images, each given as [id, cluster, whether it is marked as wrong]. */
+function csv(list) {
+  const wholes = clusters.map((_, cluster) => [nameOf(cluster), root(cluster)]);
+  const rows = list.map(([id, cluster, wrong]) => [id, cluster, ...wholes[cluster], wrong ? "yes" : "no"]);
+  const header = ["id", "cluster", "name", "merged_cluster", "marked_wrong"];
+  return [header, ...rows].map(row => `${row.map(csvField).join(",")}\r\n`).join("");
+}
+
+function save(list) {
+  const address = URL.createObjectURL(new Blob([csv(list)], { type: "text/csv;charset=utf-8" }));
+  h("a", { href: address, download: "names.csv" }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  toast(`Downloaded names.csv with ${plural(list.length, "row", "rows")}.`, false);
+}
+
+function download() {
+  if (content.ids) {
+    save(content.ids.map((id, index) => [id, content.cluster[index], isWrong(index)]));
+    return;
+  }
+  $("table").value = "";
+  $("table-note").hidden = true;
+  $("table-dialog").showModal();
+}
+
+function readCsv(text) {
+  const rows = [[]];
+  for (const [, quoted, plain, end] of text.matchAll(/(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n]*))(,|\r?\n|$)/g)) {
+    rows.at(-1).push(quoted === undefined ? plain : quoted.replaceAll('""', '"'));
+    if (end !== ",") rows.push([]);
+  }
+  return rows.filter(row => row.length > 1);
+}
+
+/** Return a table with the edits, if it belongs to this report: it must agree with what the page knows. */
+async function takeTable(file) {
+  const [header = [], ...rows] = readCsv(await file.text());
+  const id = header.indexOf("id");
+  const cluster = header.indexOf("cluster");
+  const place = new Map(pictures.name.map((name, number) => [name, number]));
+  const list = rows.map(row => [row[id], Number(row[cluster]), isWrong(pictures.index[place.get(row[id])])]);
+  const known = list.filter(([name, number]) => pictures.cluster[place.get(name)] === number);
+  const possible = list.every(([, number]) => number in clusters);
+  if (!possible || known.length < pictures.name.length / 2) {
+    $("table-note").hidden = false;
+    return;
+  }
+  $("table-dialog").close();
+  save(list);
+}
+
+$("table").addEventListener("change", event => { if (event.target.files.length) takeTable(event.target.files[0]); });
+$("close-table").addEventListener("click", () => $("table-dialog").close());

@@ -1,0 +1,161 @@
+// ---------------------------------------------------------------------------------------------------------------
+// Map: points on a canvas. World coordinates run from 0 to 1; `camera` maps them onto the canvas.
+
+const HUES = 10;
+const MAP_UNITS = 10_000;
+const canvas = $("map-canvas");
+const points = content.map.index.map((index, place) => ({
+  index, x: content.map.x[place] / MAP_UNITS, y: content.map.y[place] / MAP_UNITS,
+  cluster: facts(index).cluster, confidence: facts(index).confidence ?? 0,
+}));
+const camera = { zoom: 1, x: 0.5, y: 0.5 }; // the world point in the middle of the canvas
+const chosen = { cluster: null, point: null, pictures: false, color: "cluster" };
+const MARGIN = 28;
+const MOST_ZOOM = 60;
+const MOST_LABELS = 50;
+let colors = {};
+let framePending = false;
+
+/** Read the colors from the style sheet, since each theme has its own. */
+function readColors() {
+  const read = name => {
+    const probe = h("span", { class: name });
+    canvas.parentElement.append(probe);
+    const { color } = getComputedStyle(probe);
+    probe.remove();
+    return color;
+  };
+  colors = Object.fromEntries(["ink", "surface", "low", "high"].map(name => [name, read(name)]));
+  colors.hues = Array.from({ length: HUES }, (_, hue) => read(`hue-${hue}`));
+}
+
+/** Return the pixels per world unit, across and down; a wide canvas stretches the map a little to fill it. */
+function scale() {
+  const { width, height } = pixelsOf(canvas);
+  const short = Math.min(width, height);
+  return [width, height].map(side => (Math.min(side, 1.6 * short) - 2 * MARGIN) * camera.zoom);
+}
+
+function toScreen(point) {
+  const { width, height } = pixelsOf(canvas);
+  const [across, down] = scale();
+  return [width / 2 + (point.x - camera.x) * across, height / 2 + (point.y - camera.y) * down];
+}
+
+function redrawMap() {
+  if (framePending) return;
+  framePending = true;
+  requestAnimationFrame(() => { framePending = false; drawMap(); });
+}
+
+function drawMap() {
+  const { width, height } = pixelsOf(canvas);
+  const density = window.devicePixelRatio || 1;
+  if (!width) return;
+  canvas.width = Math.round(width * density);
+  canvas.height = Math.round(height * density);
+  const pen = canvas.getContext("2d");
+  pen.scale(density, density);
+  const placed = points.map(point => [point, ...toScreen(point)])
+    .filter(([, x, y]) => x > -40 && y > -40 && x < width + 40 && y < height + 40);
+  const isFaint = point => chosen.cluster !== null && root(point.cluster) !== chosen.cluster;
+  placed.sort((a, b) => isFaint(b[0]) - isFaint(a[0])); // highlighted points on top
+  (chosen.pictures ? drawPictures : drawDots)(pen, placed, isFaint);
+  if (chosen.color === "cluster") drawLabels(pen, isFaint);
+  if (chosen.point) drawRing(pen, ...toScreen(chosen.point));
+  canvas.style.touchAction = camera.zoom > 1 ? "none" : "pan-y"; // nothing to pan: let the page scroll
+}
+
+function drawDots(pen, placed, isFaint) {
+  const radius = Math.min(7, 2.6 + Math.sqrt(camera.zoom) * 0.7) * (points.length < 600 ? 1.35 : 1);
+  for (const [point, x, y] of placed) {
+    pen.globalAlpha = isFaint(point) ? 0.12 : 0.85;
+    pen.fillStyle = colorOf(point);
+    pen.beginPath();
+    pen.arc(x, y, radius, 0, 7);
+    pen.fill();
+  }
+  pen.globalAlpha = 1;
+}
+
+function colorOf(point) {
+  if (chosen.color === "cluster") return colors.hues[root(point.cluster) % HUES];
+  return `color-mix(in oklab, ${colors.high} ${Math.round(100 * point.confidence)}%, ${colors.low})`;
+}
+
+/** Draw pictures where there is room: one per cell of a grid, first come first served; the others are dots. */
+function drawPictures(pen, placed, isFaint) {
+  const side = Math.min(72, 22 + 6 * camera.zoom);
+  const taken = new Set();
+  const crowded = [];
+  const shown = [];
+  for (const item of [...placed].reverse()) {
+    const key = `${Math.round(item[1] / (side + 2))} ${Math.round(item[2] / (side + 2))}`;
+    (taken.has(key) ? crowded : shown).push(item);
+    taken.add(key);
+  }
+  drawDots(pen, crowded.reverse(), isFaint);
+  pen.imageSmoothingEnabled = !content.pixelated;
+  for (const [point, x, y] of shown) drawPicture(pen, point, x, y, side, isFaint(point));
+  pen.globalAlpha = 1;
+}
+
+function drawPicture(pen, point, x, y, side, faint) {
+  const { sheet, image, x: left, y: top } = cellOf(point.index);
+  const fit = side / Math.max(sheet.width, sheet.height);
+  const width = sheet.width * fit;
+  const height = sheet.height * fit;
+  const corner = [x - width / 2, y - height / 2];
+  pen.globalAlpha = faint ? 0.15 : 1;
+  if (image.complete) pen.drawImage(image, left, top, sheet.width, sheet.height, ...corner, width, height);
+  else image.ready.then(redrawMap);
+  pen.strokeStyle = colorOf(point);
+  pen.lineWidth = 2;
+  pen.strokeRect(...corner, width, height);
+}
+
+/** Draw names in the middle of their clusters, the largest first, without overlaps. */
+function drawLabels(pen, isFaint) {
+  const boxes = [];
+  const { width, height } = pixelsOf(canvas);
+  pen.font = `600 12px ${getComputedStyle(document.body).fontFamily}`;
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  for (const { cluster, x, y } of labelSpots()) {
+    const [left, top] = toScreen({ x, y });
+    const text = oneLine(nameOf(cluster) || String(cluster), 24);
+    const half = pen.measureText(text).width / 2 + 7;
+    const box = [left - half, top - 10, left + half, top + 10];
+    const overlaps = other => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3];
+    if (isFaint({ cluster }) || !overlaps([0, 0, width, height]) || boxes.some(overlaps)) continue;
+    if (boxes.push(box) > MOST_LABELS) return;
+    pen.fillStyle = colors.surface;
+    pen.globalAlpha = 0.9;
+    pen.beginPath();
+    pen.roundRect(box[0], box[1], 2 * half, 20, 10);
+    pen.fill();
+    pen.globalAlpha = 1;
+    pen.fillStyle = colors.ink;
+    pen.fillText(text, left, top + 0.5);
+  }
+}
+
+/** Return each cluster's point nearest to its median: inside the cluster, even if that is in two places. */
+function labelSpots() {
+  const groups = Map.groupBy(points, point => root(point.cluster));
+  return [...groups].sort((a, b) => b[1].length - a[1].length).map(([cluster, list]) => {
+    const middle = axis => list.map(point => point[axis]).sort((a, b) => a - b)[list.length >> 1];
+    const x = middle("x");
+    const y = middle("y");
+    const spot = nearest(list, point => Math.hypot(point.x - x, point.y - y));
+    return { cluster, x: spot.x, y: spot.y };
+  });
+}
+
+function drawRing(pen, x, y) {
+  pen.strokeStyle = colors.ink;
+  pen.lineWidth = 2;
+  pen.beginPath();
+  pen.arc(x, y, 9, 0, 7);
+  pen.stroke();
+}

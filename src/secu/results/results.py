@@ -1,0 +1,134 @@
+"""Compute the results of a trained model and write the files of a finished run: tables, exemplars, report."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from secu.cluster.metrics import score_known
+from secu.data import Images, printable
+from secu.errors import UserError
+from secu.methods.predictor import Predictor, outlier_limits
+from secu.nets.pretrained import describe
+from secu.results.exemplars import choose_exemplars, draw_exemplars
+from secu.results.found import Results
+from secu.results.health import warnings_of
+from secu.results.pictures import Pictures
+from secu.results.report import Report, ReportData
+from secu.results.report.data import LOSSES
+from secu.results.tables import Table, make_table, table_writer
+from secu.train.files import write_atomically, write_text
+from secu.train.listener import Listener
+from secu.train.run import Run
+
+__all__ = ["Results", "find_results", "write_report", "write_results"]
+
+ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
+
+
+def find_results(run: Run, predictor: Predictor, images: Images) -> Results:
+    """Assign every image to its nearest center."""
+    embeddings_ND = predictor.embed(images).cpu()
+    centers_KD = predictor.centers.detach().cpu()
+    predictions = predictor.choose(embeddings_ND @ centers_KD.T)
+    return Results(
+        images=images,
+        embeddings=embeddings_ND,
+        centers=centers_KD,
+        predictions=predictions,
+        limits=outlier_limits(predictions, len(centers_KD)) - ROUNDING,
+        scores=score_known(images.targets, predictions.cluster),
+        warnings=run.warnings() + warnings_of(run.metrics(), predictions, run.config()),
+    )
+
+
+def write_results(
+    run: Run, results: Results, *, pictures: bool = True, busy: Callable[[str], None] | None = None
+) -> None:
+    """Write the tables of a finished run and, with ``pictures``, exemplars.png and report.html.
+
+    Args:
+        run: The run folder.
+        results: The results from ``find_results``.
+        pictures: Whether to write exemplars.png and report.html.
+        busy: Called with a description of each slow step.
+    """
+    busy = busy or Listener().busy  # does nothing
+    busy("writing the tables")
+    _write_tables(run, results)
+    if not pictures:
+        return
+    busy("writing the report")
+    report = _report(run, results)
+    exemplars = choose_exemplars(results.predictions, len(results.centers))
+    typical = [index for row in exemplars for index in row]
+    shown = Pictures(results.images, large=typical + report.on_cards, small=report.on_map)
+    sheet = draw_exemplars(results.predictions, exemplars, shown)
+    write_atomically(run.path / "exemplars.png", lambda path: sheet.save(path, "PNG"))
+    write_text(run.path / "report.html", report.render(shown))
+
+
+def write_report(run: Run, results: Results) -> Path:
+    """Write only report.html, and return its path."""
+    report = _report(run, results)
+    path = run.path / "report.html"
+    write_text(path, report.render(Pictures(results.images, large=report.on_cards, small=report.on_map)))
+    return path
+
+
+def _report(run: Run, results: Results) -> Report:
+    """Return the report of a run, without pixels."""
+    unfinished = run.unfinished()
+    warnings = (unfinished, *results.warnings) if unfinished else results.warnings
+    return Report(
+        ReportData(
+            title=run.path.resolve().name,
+            results=results,
+            metrics=run.metrics(),
+            config=run.config(),
+            facts=_facts(run),
+            warnings=warnings,
+            losses=run.record().get("losses") or LOSSES,
+        )
+    )
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return facts about the run for display, such as device and versions."""
+    record = run.record()
+    if not record:
+        raise UserError(f"run: {run.path} has no run.json; was it stopped early?")
+    facts = {
+        "device": record["device"],
+        "engine": record["engine"],
+        "versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        "seed": str(record["seed"]),
+    }
+    with suppress(UserError):  # a model of the hub may be gone
+        if pretraining := describe(run.config().encoder.backbone):
+            facts["weights"] = f"{pretraining.weights} ({pretraining.license}), taught {pretraining.taught}"
+    return facts
+
+
+def _write_tables(run: Run, results: Results) -> None:
+    """Write assignments.csv, assignments.parquet, clusters.csv and skipped.csv."""
+    table = make_table(results.ids, results.predictions, results.outlier, results.images.columns, results.labels)
+    for kind in ("csv", "parquet"):
+        write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, table=table))
+    run.write_csv("clusters.csv", ("cluster", "size", "cohesion", "outlier_below"), _cluster_rows(results))
+    skipped = [*results.images.skipped, *results.images.repeated]
+    run.write_csv("skipped.csv", ("id", "reason"), [(printable(name), reason) for name, reason in skipped])
+
+
+def _write_table(path: Path, *, kind: str, table: Table) -> None:
+    with table_writer(path, kind) as writer:
+        writer.write(table)
+
+
+def _cluster_rows(results: Results) -> list[tuple[int, int, str, str]]:
+    rows = []
+    for cluster, limit in enumerate(results.limits.tolist()):
+        cosines = results.predictions.cosine[results.predictions.cluster == cluster]
+        cohesion = float(cosines.mean()) if len(cosines) else 0.0
+        rows.append((cluster, len(cosines), f"{cohesion:.6f}", f"{limit:.6f}"))
+    return rows

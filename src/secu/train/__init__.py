@@ -1,0 +1,1 @@
+"""Training: batches, steps, epochs and checkpoints of a method, and the run folder."""

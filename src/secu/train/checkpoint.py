@@ -1,0 +1,117 @@
+"""Checkpoints, from which a run resumes exactly as if it had not stopped, and loading of trained models."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secu.config import Config
+from secu.data import shape_of
+from secu.errors import UserError
+from secu.methods import Method, Predictor, build_method
+from secu.train.run import MODEL, Run
+from secu.train.step import Step
+
+RENAMED = {"clustering.sure": "clustering.confident"}  # tensor names of version 0.1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A copy of the state of a run between two epochs, unaffected by further training."""
+
+    tensors: Mapping[str, Tensor]
+    momentum: Mapping[str, Tensor]
+    epochs_done: int
+    seconds: float
+
+    @classmethod
+    def take(cls, method: Method, step: Step, epochs_done: int, seconds: float) -> "Checkpoint":
+        """Copy the state of a run, on its device."""
+        return cls(_copied(method.state_dict()), _copied(step.momentum()), epochs_done, seconds)
+
+    def save(self, run: Run, trained: Iterable[str]) -> None:
+        """Write the trained model, then the state that resuming relies on.
+
+        In the opposite order, an interruption could leave a finished state with an outdated model.
+
+        Args:
+            run: The folder.
+            trained: Name prefixes of the tensors that make up the trained model.
+        """
+        tensors = _on_host(self.tensors)
+        run.save_model(MODEL, select(tensors, trained))
+        run.save_state(
+            {
+                "epochs_done": self.epochs_done,
+                "seconds": self.seconds,
+                "momentum": _on_host(self.momentum),
+                "tensors": tensors,
+            }
+        )
+
+    @classmethod
+    def load(cls, run: Run) -> "Checkpoint":
+        """Read the last checkpoint of a run."""
+        state = run.load_state()
+        momentum = dict(state["momentum"])
+        tensors = {RENAMED.get(name, name): tensor for name, tensor in state["tensors"].items()}
+        for name in [name for name in momentum if not name.isdecimal()]:  # version 0.1 stored the student network here
+            tensors[name] = momentum.pop(name)
+        return cls(tensors, momentum, state["epochs_done"], state["seconds"])
+
+    def restore(self, run: Run, method: Method, step: Step) -> None:
+        """Load the state into a method and its step."""
+        fits = _alike(method.state_dict(), self.tensors) and _alike(step.momentum(), self.momentum)
+        if not fits:
+            raise UserError(f"run: the model in {run.path} does not match its data and config")
+        method.load_state_dict(dict(self.tensors))
+        step.load_momentum(dict(self.momentum))
+
+
+def load_method(run: Run, device: torch.device) -> Method:
+    """Return the trained method of a run."""
+    return method_of(run.config(), run.load_model(), device, str(run.path))
+
+
+def load_predictor(run: Run, device: torch.device) -> Predictor:
+    """Return the model of a run, ready to use."""
+    return load_method(run, device).predictor()
+
+
+def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.device, name: str) -> Method:
+    """Build a method and load the tensors of its model file; ``name`` is used in error messages."""
+    method = build_method(config, config.clusters, shape_of(config.data), device).eval()
+    load_tensors(method, tensors, name)
+    return method
+
+
+def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Load the tensors of a trained model into a method."""
+    mine = select(method.state_dict(), method.trained_tensors)
+    if not any(key.startswith(prefix) for prefix in method.trained_tensors for key in tensors):
+        raise UserError(f"run: {name} is not a model written by secu")
+    if not _alike(mine, tensors):
+        raise UserError(f"run: the model in {name} does not match its data and config")
+    with torch.no_grad():
+        for key, tensor in mine.items():
+            tensor.copy_(tensors[key])
+
+
+def select(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors whose names start with one of the prefixes."""
+    starts = tuple(prefixes)
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(starts)}
+
+
+def _alike(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Return whether two models have tensors of the same names and shapes."""
+    return mine.keys() == theirs.keys() and all(mine[name].shape == theirs[name].shape for name in mine)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,57 @@
+"""Timing of a run: epoch durations, when a checkpoint is due, and whether there is time for another epoch."""
+
+import time
+
+CHECKPOINT_SECONDS = 60  # a crash loses at most this much training, plus the epoch in progress
+
+
+class Clock:
+    """Starts when it is created; runs that train side by side share one clock.
+
+    Args:
+        limit: Seconds after which training stops.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.started = time.monotonic()
+        self.saved = self.started
+        self.epoch_began = self.started
+        self.epoch_trained = self.started
+        self.longest_end = 0.0  # longest time that scores and checkpoints took after an epoch
+
+    def start_epoch(self) -> None:
+        """Mark the start of an epoch."""
+        self.epoch_began = time.monotonic()
+
+    def end_steps(self) -> None:
+        """Mark the end of an epoch's last step."""
+        self.epoch_trained = time.monotonic()
+
+    def end_epoch(self) -> None:
+        """Mark the end of everything that follows an epoch's steps."""
+        self.longest_end = max(self.longest_end, time.monotonic() - self.epoch_trained)
+
+    def save(self) -> None:
+        """Mark that a checkpoint was written."""
+        self.saved = time.monotonic()
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Duration of the last epoch's steps."""
+        return self.epoch_trained - self.epoch_began
+
+    @property
+    def seconds(self) -> float:
+        """Time from the start to the last epoch's last step."""
+        return self.epoch_trained - self.started
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the last checkpoint is too old."""
+        return time.monotonic() - self.saved > CHECKPOINT_SECONDS
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether another epoch, with its scores and checkpoint, would end after the limit."""
+        return time.monotonic() - self.started + self.epoch_seconds + self.longest_end > self.limit

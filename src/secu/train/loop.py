@@ -1,0 +1,70 @@
+"""The training loop, for one run or for several side by side."""
+
+from collections.abc import Sequence
+
+from secu.data import Images
+from secu.errors import UserError
+from secu.train.clock import Clock
+from secu.train.engine import Engine, fastest_convolutions
+from secu.train.session import Session
+
+
+@fastest_convolutions()
+def train(sessions: Sequence[Session], clock: Clock, test: Images | None = None) -> None:
+    """Train runs on the same images side by side, step by step, until they are finished or out of time.
+
+    On a GPU the steps of all runs form one captured graph, which is faster than training one run after the other.
+
+    Args:
+        sessions: The runs, with open folders; they must have completed the same number of epochs.
+        clock: Holds the time limit.
+        test: Images to score on, every ``config.evaluate_every`` epochs and at the end.
+    """
+    first = sessions[0]
+    if len({session.epochs_done for session in sessions}) > 1:
+        raise UserError("runs side by side must have completed the same number of epochs; resume them one by one")
+    engine = Engine([session.step for session in sessions], first.engine)
+    if first.finished:  # resumed after an interruption between the last epoch and the end
+        for session in sessions:
+            session.finish(test)
+            session.describe()
+    clock.save()
+    try:
+        while not first.finished:
+            _epoch(sessions, engine, clock, test)
+            save_due = first.finished or clock.checkpoint_due
+            if save_due:
+                _save(sessions, clock)
+            clock.end_epoch()
+            if clock.out_of_time:
+                if not save_due:
+                    _save(sessions, clock)
+                break
+    except KeyboardInterrupt:
+        _save(sessions, clock)
+        raise
+
+
+def _epoch(sessions: Sequence[Session], engine: Engine, clock: Clock, test: Images | None) -> None:
+    """Train all runs for an epoch, and keep copies of their states."""
+    clock.start_epoch()
+    losses = engine.epoch(sessions[0].epochs_done, sessions[0].listener.stepped)
+    clock.end_steps()
+    for session, values in zip(sessions, losses, strict=True):
+        session.end_epoch(values, clock, test)
+    for session in sessions:
+        if session.finished:
+            session.finish(test)
+    for session in sessions:
+        session.remember()
+
+
+def _save(sessions: Sequence[Session], clock: Clock) -> None:
+    """Write checkpoints, unless an interruption left the runs at different epochs."""
+    done = {session.last.epochs_done if session.last else 0 for session in sessions}
+    if len(done) > 1:
+        return
+    for session in sessions:
+        if session.last is not None:
+            session.save()
+    clock.save()

@@ -1,0 +1,103 @@
+"""Optimizers (SGD, LARS) and learning rate schedules.
+
+Learning rates are tensors on the device, so that a captured step reads a new value at every replay.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secu.config import Config, OptimConfig
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum whose step is scaled by the norm of the weights, per tensor (You et al., 2017).
+
+    One-dimensional parameters (biases, batch-norm) are neither scaled nor decayed. A group with ``adapt=False`` uses
+    plain SGD. The step uses foreach operations and never synchronizes with the host, so it can be captured.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], momentum: float, weight_decay: float, trust: float = 1e-3):
+        defaults = {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            moves = [self._direction(weight, group) for weight in weights]
+            buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, moves)
+            torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"]))
+
+    @staticmethod
+    def _direction(weight: Tensor, group: dict[str, Any]) -> Tensor:
+        gradient = weight.grad
+        assert gradient is not None
+        decay = float(group["weight_decay"])
+        trust = float(group["trust"])
+        if group["adapt"] and weight.ndim == 1:
+            return gradient
+        gradient = gradient + decay * weight
+        if not group["adapt"]:
+            return gradient
+        size = weight.norm()
+        return gradient * torch.where(size > 0, trust * size / gradient.norm().clamp(min=1e-30), 1.0)
+
+
+def build_optimizer(
+    config: OptimConfig,
+    encoder_weights: list[nn.Parameter],
+    center_weights: list[nn.Parameter],
+    encoder_lr: Tensor,
+    center_lr: Tensor,
+) -> torch.optim.Optimizer:
+    """Return one optimizer for encoder and centers; their learning rates are read from the two tensors.
+
+    Weight decay also applies to the centers. They are unconstrained vectors that are normalized when used, so decay
+    keeps their effective step size on the sphere from shrinking. LARS applies plain SGD to them.
+    """
+    groups: list[dict[str, Any]] = [{"params": encoder_weights, "lr": encoder_lr}]
+    if center_weights:
+        groups.append({"params": center_weights, "lr": center_lr})
+    if config.name == "lars":
+        groups[1:] = [group | {"adapt": False} for group in groups[1:]]
+        optimizer: torch.optim.Optimizer = LARS(groups, config.momentum, config.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=True)
+    # Both optimizers start from zero momentum; allocating it here makes it part of every checkpoint.
+    for weight in (*encoder_weights, *center_weights):
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return optimizer
+
+
+def learning_rates(config: Config, epoch: int, steps: int) -> Tensor:
+    """Return encoder and center learning rates for each step of an epoch (steps, 2).
+
+    The encoder's rate is 0 in the initial epochs, then warms up linearly and decays to 0 along a half cosine. The
+    centers' rate is constant, or rises from 0 as (1 − cos)/2 over the whole run.
+    """
+    rates = [_at(config, epoch + step / steps) for step in range(steps)]
+    return torch.tensor(rates, dtype=torch.float32)
+
+
+def _at(config: Config, time: float) -> tuple[float, float]:
+    optim = config.optim
+    centers = config.centers
+    center_lr = centers.lr
+    if centers.schedule == "rising":
+        center_lr *= (1 - math.cos(math.pi * time / optim.total_epochs)) / 2
+    trained = time - optim.initial_epochs
+    if trained < 0:
+        return 0.0, center_lr
+    if trained < optim.warmup_epochs:
+        return optim.lr * trained / optim.warmup_epochs, center_lr
+    done = (trained - optim.warmup_epochs) / max(optim.epochs - optim.warmup_epochs, 1)
+    return optim.lr * (1 + math.cos(math.pi * min(done, 1))) / 2, center_lr

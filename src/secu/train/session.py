@@ -1,0 +1,223 @@
+"""One run during training: its method, its step, and its records and checkpoints."""
+
+import math
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import secu
+from secu.cluster.metrics import score_known
+from secu.config import Config
+from secu.data import Images
+from secu.errors import UserError
+from secu.methods import Conclusion, build_method
+from secu.settings import flatten
+from secu.train.checkpoint import Checkpoint, load_method, load_tensors, select
+from secu.train.clock import Clock
+from secu.train.feed import Feed
+from secu.train.files import write_json
+from secu.train.listener import Listener
+from secu.train.run import BEST, OUTCOMES, Run
+from secu.train.step import Step
+
+AS_GOOD = 0.05  # an epoch counts as good if its label-free score is within this margin of the best
+
+
+class Session:
+    """A run being trained. Building one writes nothing; ``begin`` creates or opens its folder.
+
+    Args:
+        config: All settings.
+        images: The training images.
+        out: The run's folder.
+        device: Where to train.
+        engine: eager, compiled or graph.
+        command: The secu command that started the run, shown in hints on how to resume it.
+        listener: Receives progress.
+        resume: Continue from the last checkpoint, if there is one.
+        feed: Inputs that are already on the device, shared with another run.
+        beside: Number of other runs that train side by side with this one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        images: Images,
+        out: Path,
+        device: torch.device,
+        engine: str,
+        *,
+        command: str,
+        listener: Listener,
+        resume: bool = False,
+        feed: Feed | None = None,
+        beside: int = 0,
+    ) -> None:
+        self.config = config
+        self.images = images
+        self.run = Run(out)
+        self.device = device
+        self.engine = engine
+        self.command = command
+        self.listener = listener
+        self.resume = resume
+        self.beside = beside
+        self.method = build_method(config, len(images), images.shape, device)
+        self.step = Step(self.method, images, device, compiled=engine != "eager", feed=feed)
+        self.epochs_done = 0
+        self.seconds = 0.0
+        self.best_score = -math.inf
+        self.best: dict[str, Tensor] | None = None  # candidate for the final model, not yet on disk
+        self.best_epoch = 0
+        self.kept: dict[str, Any] = {}
+        self.amended: list[str] = []
+        self.last: Checkpoint | None = None
+        self._prepare()
+        self.seconds_before = self.seconds
+
+    def _prepare(self) -> None:
+        """Restore the last checkpoint, or initialize the method."""
+        resumed = self.resume and self.run.has_checkpoint()
+        if resumed:
+            checkpoint = Checkpoint.load(self.run)
+            checkpoint.restore(self.run, self.method, self.step)
+            self.epochs_done = checkpoint.epochs_done
+            self.seconds = checkpoint.seconds
+            self.best_score = float(self.run.metadata(BEST).get("best", -math.inf))
+            self.amended = self.run.record().get("amended", [])
+        first = None
+        if self.config.init_from is not None and (not resumed or self.method.needs_first_run):
+            first = load_method(Run.open(Path(self.config.init_from)), self.device)
+        self.method.prepare(self.images, first, resumed=resumed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.epochs_done == self.config.optim.total_epochs
+
+    def begin(self, *, force: bool = False) -> None:
+        """Create or open the folder, and report the start of training."""
+        self.run = Run.start(self.run.path, self.config, resume=self.resume, force=force)
+        self.run.keep_metrics(self.epochs_done)
+        self.listener.started(
+            engine=self.engine,
+            device=str(self.device),
+            epochs=self.config.optim.total_epochs,
+            epochs_done=self.epochs_done,
+            steps=len(self.step.sizes),
+        )
+
+    def end_epoch(self, losses: dict[str, float], clock: Clock, test: Images | None) -> None:
+        """Record an epoch, with scores if they are due."""
+        for name, loss in losses.items():
+            if not math.isfinite(loss):
+                where = f"after epoch {self.epochs_done} of {self.run.path}"
+                raise UserError(f"{name}: {loss} {where} is not finite; lower optim.lr or centers.lr")
+        self.seconds = self.seconds_before + clock.seconds
+        record = {
+            "epoch": self.epochs_done,
+            **losses,
+            "lr": float(self.step.rates[0]),
+            **self.method.record(),
+            "epoch_seconds": round(clock.epoch_seconds, 3),
+            "seconds": round(self.seconds, 3),
+        }
+        self.epochs_done += 1
+        if self._scores_due():
+            record |= self.scores_on(test)
+        self._keep_if_good(record)
+        self.run.add_metrics(record)
+        self.listener.epoch_ended(record, losses)
+
+    def _scores_due(self) -> bool:
+        every = self.config.evaluate_every
+        return self.finished or (every > 0 and self.epochs_done % every == 0)
+
+    def scores_on(self, test: Images | None) -> dict[str, float]:
+        """Return ACC, NMI and ARI on the test images, if their true labels are known."""
+        if test is None or test.targets is None:
+            return {}
+        scores = score_known(test.targets, self.method.predictor().predict(test).cluster)
+        return {} if scores is None else scores._asdict()
+
+    def _keep_if_good(self, record: dict[str, Any]) -> None:
+        """Keep a copy of the model unless its label-free score is clearly below the best one so far."""
+        score = self.method.score(record)
+        if score is None:
+            return
+        self.best_score = max(score, self.best_score)
+        if score >= self.best_score - AS_GOOD:
+            trained = select(self.method.state_dict(), self.method.trained_tensors)
+            self.best = {name: tensor.detach().clone() for name, tensor in trained.items()}
+            self.best_epoch = record["epoch"]
+
+    def finish(self, test: Images | None) -> None:
+        """Restore the model of the last epoch with a good label-free score, if the method has such a score."""
+        self._write_best()
+        if not (self.run.path / BEST).is_file():
+            return
+        load_tensors(self.method, self.run.load_model(BEST), str(self.run.path))
+        self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **self.scores_on(test)}
+
+    def _write_best(self) -> None:
+        if self.best is not None:
+            tensors = {name: tensor.cpu().contiguous() for name, tensor in self.best.items()}
+            noted = {"epoch": str(self.best_epoch), "best": str(self.best_score)}
+            self.run.save_model(BEST, tensors, noted)
+            self.best = None
+
+    def remember(self) -> None:
+        """Copy the state after an epoch, so that an interrupted epoch does not corrupt the checkpoint."""
+        self.last = Checkpoint.take(self.method, self.step, self.epochs_done, self.seconds)
+
+    def save(self) -> None:
+        """Write the best model, then the last checkpoint; resuming needs both."""
+        assert self.last is not None
+        self._write_best()
+        self.last.save(self.run, self.method.trained_tensors)
+        self.describe()
+
+    def describe(self) -> None:
+        """Write run.json, which describes the last checkpoint."""
+        epochs_done = self.last.epochs_done if self.last else self.epochs_done
+        seconds = self.last.seconds if self.last else self.seconds
+        records = self.run.metrics()[:epochs_done]
+        facts = {
+            "finished": epochs_done >= self.config.optim.total_epochs,
+            "epochs_done": epochs_done,
+            "seconds": round(seconds, 3),
+            "seed": self.config.seed,
+            "command": self.command,
+            "losses": list(self.step.loss_names) or self.run.record().get("losses", []),
+            "device": self._device_name(),
+            "engine": self.engine,
+            "threads": torch.get_num_threads(),  # affects rounding on a CPU
+            "beside": self.beside,  # runs that shared the device and so contributed to the seconds
+            "versions": {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "last_epoch": records[-1] if records else {},
+        }
+        facts |= {"kept": self.kept} if self.kept else {}
+        facts |= {"amended": self.amended} if self.amended else {}
+        write_json(self.run.path / "run.json", facts)
+
+    def _device_name(self) -> str:
+        if self.device.type == "cuda":
+            return f"cuda ({torch.cuda.get_device_name(self.device)})"
+        return f"{self.device.type} ({platform.processor() or platform.machine()})"
+
+    def conclude(self, test: Images | None) -> Conclusion:
+        """Let the method finish, and write its summary."""
+        conclusion = self.method.conclude(self.images, None if test is self.images else test)
+        if conclusion.settings:
+            self.amended = sorted(flatten(conclusion.settings))
+            self.describe()  # before the config changes: resuming refuses changes that run.json does not list
+            self.config = self.method.config = self.run.amend(conclusion.settings)
+        if conclusion.summary or conclusion.warnings:
+            outcome = {**conclusion.summary, "warnings": list(conclusion.warnings)}
+            write_json(self.run.path / OUTCOMES[0], outcome)
+            for earlier in OUTCOMES[1:]:
+                (self.run.path / earlier).unlink(missing_ok=True)
+        return conclusion

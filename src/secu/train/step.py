@@ -1,0 +1,150 @@
+"""One training step; the code is the same for all engines (engine.py).
+
+A step keeps everything it needs on the device (the order of the images, the position in it, the learning rates, the
+random generator), so that a graph can be replayed for a whole epoch without synchronizing with the host.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secu.data import Images
+from secu.methods.base import Method, call_directly
+from secu.train.feed import Feed, build_feed
+from secu.train.optim import build_optimizer, learning_rates
+
+
+def batch_sizes(images: int, batch: int) -> list[int]:
+    """Return the sizes of an epoch's batches, including the smaller last one.
+
+    A last batch of one image would have no variance for batch-norm, so the image joins the previous batch.
+    """
+    full, rest = divmod(images, batch)
+    sizes = [batch] * full + [rest] * (rest > 0)
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+class Step:
+    """One training step of a method, from image indices to updated weights.
+
+    Args:
+        method: The method to train; the sum of its losses is minimized.
+        images: The training images.
+        device: The device of the method.
+        compiled: Whether to compile the parts of the step.
+        feed: Inputs that are already on the device, shared with another run.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        images: Images,
+        device: torch.device,
+        *,
+        compiled: bool = False,
+        feed: Feed | None = None,
+    ) -> None:
+        self.method = method
+        self.config = method.config
+        self.images = images
+        self.sizes = batch_sizes(len(images), self.config.optim.batch_size)
+        self.rates = torch.zeros(2, device=device)
+        encoder_weights, center_weights = method.trained_parameters()
+        encoder_lr, center_lr = self.rates.unbind()
+        self.optimizer = build_optimizer(self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr)
+        self.generator = torch.Generator(device)
+        method.generator = self.generator
+        self.feed = feed or build_feed(images, max(self.sizes), device)
+        self.compiled_call = CompiledCall() if compiled else call_directly
+        # Inputs of a step other than weights; updated in place once per epoch.
+        self.order = torch.zeros(len(images), dtype=torch.int64, device=device)
+        self.rate_table = torch.zeros(len(self.sizes), 2, device=device)
+        self.images_done = torch.zeros(1, dtype=torch.int64, device=device)
+        self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
+        self.places = torch.arange(max(self.sizes), device=device)
+        self.loss_names: tuple[str, ...] = ()
+        self.loss_sums = torch.zeros(0, device=device)
+
+    def start_epoch(self, number: int) -> None:
+        """Prepare for an epoch; all its random numbers are determined by the seed and the epoch number."""
+        shuffle = torch.Generator().manual_seed(_mix(self.config.seed, number, 0))
+        order = torch.randperm(len(self.images), generator=shuffle)
+        self.order.copy_(order)
+        self.generator.manual_seed(_mix(self.config.seed, number, 1))
+        self.rate_table.copy_(learning_rates(self.config, number, len(self.sizes)))
+        for counter in (self.images_done, self.steps_done, self.loss_sums):
+            counter.zero_()
+        self.method.train()
+        self.method.start_epoch(number, number / self.config.optim.total_epochs)
+        self.feed.start(order.split(self.sizes))
+
+    def run(self, size: int) -> None:
+        """Run one step on the next ``size`` images."""
+        self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
+        index_B = self.order.index_select(0, self.images_done + self.places[:size])
+        # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
+        self.method.call = self.compiled_call if size == self.sizes[0] else call_directly
+        losses = self.method.losses(self.feed.inputs(index_B), index_B)
+        values = torch.stack(list(losses.values()))
+        self.optimizer.zero_grad(set_to_none=True)
+        values.sum().backward()
+        self.optimizer.step()
+        self.method.after_step()
+        if not self.loss_names:
+            self._name_losses(losses)
+        self.loss_sums += size * values.detach()
+        self.images_done += size
+        self.steps_done += 1
+
+    def _name_losses(self, losses: dict[str, Tensor]) -> None:
+        """Allocate the sums of the losses at the first step, which is never captured in a graph."""
+        self.loss_names = tuple(losses)
+        self.loss_sums = torch.zeros(len(losses), device=self.order.device)
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return the epoch's mean losses; this synchronizes with the device."""
+        means = (self.loss_sums / len(self.images)).tolist()
+        return dict(zip(self.loss_names, means, strict=True))
+
+    def momentum(self) -> dict[str, Tensor]:
+        """Return the optimizer's momentum buffers, numbered by weight."""
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        return {str(number): self.optimizer.state[weight]["momentum_buffer"] for number, weight in enumerate(weights)}
+
+    def load_momentum(self, state: dict[str, Tensor]) -> None:
+        """Restore the momentum of a checkpoint in place, since a captured graph may refer to the buffers."""
+        for number, buffer in self.momentum().items():
+            buffer.copy_(state[number])
+
+
+class CompiledCall:
+    """Calls functions of tensors through torch.compile; each function is compiled at its first call.
+
+    Shapes never change within a run. The recompile limits are raised so that one process can train any number of runs
+    with different shapes.
+    """
+
+    def __init__(self) -> None:
+        torch._dynamo.config.recompile_limit = 10_000
+        torch._dynamo.config.accumulated_recompile_limit = 100_000
+        for advice in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # not actionable for users
+            warnings.filterwarnings("ignore", advice, UserWarning, r"torch\._inductor\.")
+        self.compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a function, compiling it first if necessary."""
+        if function not in self.compiled:
+            self.compiled[function] = torch.compile(function, fullgraph=True, dynamic=False)
+        return self.compiled[function](*inputs)
+
+
+def _mix(seed: int, epoch: int, purpose: int) -> int:
+    """Derive a separate seed for each purpose and epoch, so that checkpoints need no generator state."""
+    digest = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")
