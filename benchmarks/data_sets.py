@@ -1,7 +1,7 @@
-"""Data sets for defaults.py: what is read, which part of it is taken, and how a person would have it on disk.
+"""Data sets for defaults.py: reading, taking subsets, and writing them to disk as a typical user would have them.
 
-A part of a data set is the same whatever the seed. Fashion-MNIST is where Debian's package dataset-fashion-mnist puts
-it, CIFAR-10 where ``secu data cifar10`` does.
+A subset is the same for every seed. Fashion-MNIST is read from the location of Debian's package dataset-fashion-mnist,
+CIFAR-10 from that of ``secu data cifar10``.
 """
 
 import gzip
@@ -14,19 +14,20 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from secu.config import DataConfig
 from secu.data import load
 from secu.errors import UserError
 
 ORDER = 0  # seed of the permutation that parts of a data set are taken from
 FILES_UP_TO = 10_000  # images; more are written as one array
-FALL = 10  # how many times larger the largest group of an uneven set is than the smallest
+FALL = 10  # ratio of the largest to the smallest group of an uneven set
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 
 
 class Pictures(NamedTuple):
-    """Images uint8 (N, H, W) or (N, H, W, 3), the number of each one's true group, and the groups' names."""
+    """Images uint8 (N, H, W) or (N, H, W, 3), the number of the true group of each, and the names of the groups."""
 
     pixels: NDArray[np.uint8]
     targets: NDArray[np.int64]
@@ -35,12 +36,12 @@ class Pictures(NamedTuple):
 
 def digits(data: Path | None) -> Pictures:
     """Return scikit-learn's digits."""
-    return _catalogued("digits", "all", None)
+    return _named("digits", "all", None)
 
 
 def cifar10(data: Path | None) -> Pictures:
     """Return the training images of CIFAR-10."""
-    return _catalogued("cifar10", "train", data)
+    return _named("cifar10", "train", data)
 
 
 def vehicles(data: Path | None) -> Pictures:
@@ -56,15 +57,15 @@ def fashion(data: Path | None) -> Pictures:
     return Pictures(images, labels.astype(np.int64), FASHION)
 
 
-def _catalogued(name: str, split: str, data: Path | None) -> Pictures:
-    images = load(name, split, data)
+def _named(name: str, split: str, data: Path | None) -> Pictures:
+    images = load(DataConfig(source=f"dataset:{name}"), split, data)
     assert images.targets is not None
     pixels = images.fetch(torch.arange(len(images))).permute(0, 2, 3, 1).numpy()
     return Pictures(pixels[..., 0] if pixels.shape[-1] == 1 else pixels, images.targets.numpy(), images.class_names)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read a packed array of bytes: two zeros, the type 8, the number of dimensions, each of them, the values."""
+    """Read a gzipped IDX file of bytes: two zeros, the type 8, the number of dimensions, their sizes, the values."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as error:
@@ -76,7 +77,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 class DataSet(NamedTuple):
-    """A data set by what it is read with, how many of its images are taken, and whether its groups differ in size."""
+    """How a data set is read, how many of its images are used, and whether its groups differ in size."""
 
     read: Callable[[Path | None], Pictures]
     images: int | None = None
@@ -96,7 +97,7 @@ SETS = {
 
 
 def take(name: str, data: Path | None, limit: int | None) -> Pictures:
-    """Read a data set and return the images it is made of, at most ``limit``, in the fixed order."""
+    """Read a data set and return its images, at most ``limit``, in a fixed order."""
     pixels, targets, names = SETS[name].read(data)
     wanted = min(count for count in (SETS[name].images, limit, len(targets)) if count is not None)
     order = np.random.default_rng(ORDER).permutation(len(targets))
@@ -106,7 +107,7 @@ def take(name: str, data: Path | None, limit: int | None) -> Pictures:
 
 
 def uneven_sizes(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Return sizes that fall geometrically to a tenth, as many in all as there are, but at most ``total``."""
+    """Return sizes that fall geometrically to a tenth, as large as the groups allow, and at most ``total`` in sum."""
     share = np.geomspace(1, 1 / FALL, len(available))
     largest = min(total / share.sum(), (available / share).min())
     sizes: NDArray[np.int64] = np.maximum(1, np.floor(largest * share)).astype(np.int64)
@@ -114,7 +115,7 @@ def uneven_sizes(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 
 
 def _within(targets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say of each image whether it is among the first ``sizes[target]`` of its group."""
+    """Return for each image whether it is among the first ``sizes[target]`` of its group."""
     rank = np.empty(len(targets), np.int64)
     for group in range(len(sizes)):
         members = np.flatnonzero(targets == group)
@@ -123,7 +124,7 @@ def _within(targets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.
 
 
 def write_images(pictures: Pictures, out: Path) -> tuple[Path, str]:
-    """Write the images as a person has them; return what to pass to ``secu fit`` as source and as --labels."""
+    """Write the images as a typical user would have them; return the source and the --labels for ``secu fit``."""
     pixels, targets, names = pictures
     if len(pixels) > FILES_UP_TO:
         np.savez(out / "images.npz", images=pixels, group=np.array(names)[targets])

@@ -1,12 +1,12 @@
-"""What ``secu fit`` with nothing but --clusters gives on data sets it was not tuned for, beside k-means on the pixels.
+"""What ``secu fit`` with only --clusters achieves on data sets it was not tuned for, and k-means on their pixels.
 
     python benchmarks/defaults.py run digits --out runs/digits       # → benchmarks/results/defaults-digits-cpu-0.json
     python benchmarks/defaults.py run fashion-5000 --out runs/fashion --data FOLDER   # of the four *-ubyte.gz files
     python benchmarks/defaults.py run digits --out runs/try --limit 200 optim.epochs=1   # a trial: never kept
     python benchmarks/defaults.py publish                            # → the table in docs/defaults.md
 
-Images are written to disk as a person would have them, PNG files in a folder for each true group or, if there are many,
-an array file (data_sets.py); true groups are read for scoring alone.
+Images are written to disk as a typical user would have them: PNG files in one folder per true group or, if there are
+many, an array file (data_sets.py). True groups are used for scoring only.
 """
 
 import argparse
@@ -30,24 +30,26 @@ from results import KEPT, METRICS, ROOT, minutes, percent, spread, with_table
 from rich.console import Console
 from sklearn.cluster import KMeans
 
+from secu.apps.console import ConsoleListener
+from secu.apps.fit import FitRequest, fit, prepare
+from secu.apps.plan import Facts, make_plan
+from secu.cluster.metrics import score
 from secu.config import Config
-from secu.console import ProgressListener
 from secu.errors import UserError
-from secu.files import is_taken, write_json, write_text
-from secu.fit import Request, fit, plan_for
-from secu.metrics import score
-from secu.plan import Facts, make_plan
 from secu.settings import merge, parse_overrides, resolve
-from secu.train import choose_device
+from secu.train.device import choose_device
+from secu.train.files import is_taken, write_json, write_text
 
 DOC = ROOT / "docs" / "defaults.md"
-BEGIN, END = "<!-- results: made by benchmarks/defaults.py publish -->\n", "<!-- end of results -->"
+BEGIN = "<!-- results: made by benchmarks/defaults.py publish -->\n"
+END = "<!-- end of results -->"
 Record = dict[str, Any]
 
 
 def kmeans(pictures: Pictures, seed: int) -> Record:
-    """Score k-means on the pixels: of ten starts, the one with the least distance to its centers."""
-    rows, began = pictures.pixels.reshape(len(pictures.pixels), -1).astype(np.float32) / 255, time.monotonic()
+    """Score k-means on the pixels, using the best of ten initializations."""
+    rows = pictures.pixels.reshape(len(pictures.pixels), -1).astype(np.float32) / 255
+    began = time.monotonic()
     clusters = len(pictures.names)
     found = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows).astype(np.int64)
     seconds = round(time.monotonic() - began, 3)
@@ -55,42 +57,44 @@ def kmeans(pictures: Pictures, seed: int) -> Record:
 
 
 def extremes(cluster: NDArray[np.int64], clusters: int) -> dict[str, int]:
-    """Return how many images the largest and the smallest cluster have."""
+    """Return the sizes of the largest and the smallest cluster."""
     sizes = np.bincount(cluster, minlength=clusters)
     return {"largest": int(sizes.max()), "smallest": int(sizes.min())}
 
 
-class Clock(ProgressListener):
-    """Shows a run, and notes when its images were read."""
+class Clock(ConsoleListener):
+    """Shows a run, and records the time at which its images were read."""
 
     def __init__(self) -> None:
         super().__init__(Console(stderr=True))
-        self.began = self.read = time.monotonic()
+        self.began = time.monotonic()
+        self.read = self.began
 
-    def decoding(self, done: int, total: int) -> None:
-        """Note the time of the last image."""
+    def reading(self, done: int, total: int) -> None:
+        """Record the time of the last image."""
         self.read = time.monotonic()
 
 
 def measure(arguments: argparse.Namespace) -> Record:
-    """Cluster a data set by the rules, and by k-means, and return all there is to know of it."""
-    out, device = arguments.out, choose_device(arguments.device).type
+    """Cluster a data set with the default rules and with k-means, and return a record of the results."""
+    out = arguments.out
+    device = choose_device(arguments.device).type
     settings = merge({"seed": arguments.seed}, parse_overrides(arguments.overrides))
     pictures = take(arguments.name, arguments.data, arguments.limit)
     out.mkdir(parents=True, exist_ok=True)
     source, labels = write_images(pictures, out)
     clusters = len(pictures.names)
-    request = Request(str(source), clusters, labels=labels, overrides=settings, device=device, cache=out / "cache")
+    request = FitRequest(str(source), clusters, labels=labels, overrides=settings, device=device, cache=out / "cache")
     if arguments.balance is not None:
         request = replace(request, balance=arguments.balance)
-    opened, plan = plan_for(request)
+    prepared = prepare(request)
     with Clock() as clock:
-        request = replace(request, source=opened)
-        run, model, results = fit(request, out / "run", listener=clock, progress=clock.decoding, report=False)
+        finished = fit(prepared, out / "run", listener=clock, report=False)
+    results = finished.results
     assert results is not None
     assert results.scores is not None
-    about = json.loads((run.path / "run.json").read_text())
-    curve = [{key: line[key] for key in ("epoch", "seconds", *METRICS)} for line in run.metrics() if "acc" in line]
+    about = finished.run.record()
+    metrics = [record for record in finished.run.metrics() if "acc" in record]
     return {
         "name": arguments.name,
         "command": command_of(arguments, device),
@@ -99,24 +103,24 @@ def measure(arguments: argparse.Namespace) -> Record:
         "hardware": hardware(device),
         "versions": {**about["versions"], "numpy": np.__version__, "scikit-learn": sklearn.__version__},
         "engine": about["engine"],
-        "images": len(opened),
+        "images": len(prepared.source),
         "side": pictures.pixels.shape[1],
         "clusters": clusters,
         "groups": dict(zip(pictures.names, np.bincount(pictures.targets).tolist(), strict=True)),
         **results.scores._asdict(),
         **extremes(results.predictions.cluster.numpy(), clusters),
         "decode_seconds": round(clock.read - clock.began, 3),
-        "seconds": round(model.seconds, 3),
+        "seconds": round(finished.seconds, 3),
         "kmeans": kmeans(pictures, arguments.seed),
         "warnings": list(results.warnings),
-        "plan": list(plan.reasons),
-        "curve": curve,
-        "config": run.config().model_dump(mode="json", exclude={"data": {"source"}}),
+        "plan": list(prepared.plan.reasons),
+        "curve": [{key: record[key] for key in ("epoch", "seconds", *METRICS)} for record in metrics],
+        "config": finished.run.config().model_dump(mode="json", exclude={"data": {"source"}}),
     }
 
 
 def command_of(arguments: argparse.Namespace, device: str) -> str:
-    """Return the command that gives this result again; what folders are called differs from machine to machine."""
+    """Return the command that reproduces this result, without machine-specific paths."""
     options = ["--out FOLDER", *["--data FOLDER"] * (arguments.data is not None)]
     options += [f"--seed {arguments.seed}", f"--device {device}"]
     asked = {"limit": arguments.limit, "balance": arguments.balance}
@@ -127,7 +131,7 @@ def command_of(arguments: argparse.Namespace, device: str) -> str:
 
 
 def hardware(device: str) -> Record:
-    """Say what the result was computed on."""
+    """Return the hardware that the result was computed on."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
     return {
@@ -140,14 +144,16 @@ def hardware(device: str) -> Record:
 
 
 def why_not_kept(arguments: argparse.Namespace) -> str:
-    """Return why this is only a trial; empty if the rules alone decide, on code that the commit has."""
+    """Return why this is only a trial; empty if all settings are default and the code is committed."""
     if arguments.overrides or arguments.limit is not None or arguments.balance is not None:
-        return "a trial, as not all was left to the rules"
-    return "" if arguments.commit else "a trial, as the code is not that of a commit; --commit names the one it is from"
+        return "a trial, because not everything was left to the rules"
+    return (
+        "" if arguments.commit else "a trial, because the code is not that of a commit; name its commit with --commit"
+    )
 
 
 def checked_out() -> str | None:
-    """Return the commit checked out; None if there is none, or if what is measured here differs from it."""
+    """Return the current commit; None if there is none, or if the working tree differs from it."""
     git = ["git", "-C", str(ROOT)]
     ours = ["src", "benchmarks/defaults.py", "benchmarks/data_sets.py"]
     change = subprocess.run([*git, "status", "--porcelain", "--", *ours], capture_output=True, text=True)
@@ -161,7 +167,7 @@ def file_name(record: Record) -> str:
 
 
 def kept() -> list[list[Record]]:
-    """Return all kept results: those of one data set on one kind of device together, in the order of the sets."""
+    """Return all kept results, grouped by data set and kind of device, in the order of the sets."""
     records = [json.loads(path.read_text()) for path in sorted(KEPT.glob("defaults-*.json"))]
     keys = [(name, device) for name in SETS for device in ("cpu", "mps", "cuda")]
     found = [[r for r in records if (r["name"], r["hardware"]["device"]) == key] for key in keys]
@@ -169,7 +175,7 @@ def kept() -> list[list[Record]]:
 
 
 def as_table(groups: list[list[Record]]) -> str:
-    """Return the table: mean ± standard deviation over all seeds kept, in percent, beside k-means."""
+    """Return the table: mean ± standard deviation over all kept seeds, in percent, and the same for k-means."""
     if not groups:
         return "Nothing is measured yet.\n"
     lines = [
@@ -189,7 +195,7 @@ def as_table(groups: list[list[Record]]) -> str:
         seeds = ", ".join(str(record["seed"]) for record in records)
         places = ", ".join(sorted({place_of(record["hardware"]) for record in records}))
         commits = ", ".join(sorted({record["commit"][:7] for record in records}))
-        commits += "" if by_present_rules(first) else ", by rules of then"
+        commits += "" if by_present_rules(first) else ", under earlier rules"
         lines.append(
             f"| `{first['name']}` | {first['images']:,} of {first['side']} px "
             f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} | {plain} | {found} "
@@ -204,24 +210,24 @@ def settings_of(record: Record) -> Record:
 
 
 def by_present_rules(record: Record) -> bool:
-    """Say whether the rules, as they are now, would choose the same settings for the same images."""
+    """Return whether the current rules would choose the same settings for the same images."""
     try:
         then = resolve(record["config"])
     except UserError:  # a setting that is no longer one
         return False
     channels = then.data.channels or len(then.data.mean)
     facts = Facts(record["images"], record["side"], channels, record["hardware"]["device"])
-    now = make_plan(facts, record["clusters"], Request.balance, {}).config
+    now = make_plan(facts, record["clusters"], FitRequest.balance, {}).config
     return rules_of(then) == rules_of(now)
 
 
 def rules_of(config: Config) -> Record:
-    """Return the settings that the rules decide; which images they are is not one of them."""
+    """Return the settings that the rules decide, which do not include the images."""
     return {key: value for key, value in config.settings().items() if key not in ("seed", "data")}
 
 
 def place_of(hardware: Record) -> str:
-    """Return the device in a few words."""
+    """Return a short description of the device."""
     threads = hardware["threads"]
     return hardware["gpu"] or f"{hardware['device']}, {threads} thread{'s' * (threads != 1)}"
 
@@ -230,8 +236,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure, print, write to the folder, and keep what may be kept."""
     if is_taken(arguments.out):
         raise UserError(f"out: {arguments.out} exists; name a folder that does not exist yet")
-    arguments.commit = arguments.commit or checked_out()  # now: it may be another when training is over
-    trial, record = why_not_kept(arguments), measure(arguments)
+    arguments.commit = arguments.commit or checked_out()  # before training, since it may change meanwhile
+    trial = why_not_kept(arguments)
+    record = measure(arguments)
     for key, value in record.items():
         if key not in ("curve", "config"):
             print(f"{key:>16}  {value}")
@@ -255,14 +262,12 @@ def main() -> None:
     running.add_argument("--out", type=Path, required=True, help="a new folder for images, run and result")
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--device", default="auto")
-    running.add_argument("--data", type=Path, help="where Fashion-MNIST's or CIFAR-10's files lie")
-    running.add_argument("--limit", type=int, help="take so many images; the result is then a trial")
-    running.add_argument("--balance", type=float, help="as of secu fit; the result is then a trial")
-    running.add_argument(
-        "--commit", help="that the code is from; default: the one checked out, if the code is as in it"
-    )
+    running.add_argument("--data", type=Path, help="folder of Fashion-MNIST's or CIFAR-10's files")
+    running.add_argument("--limit", type=int, help="number of images to use; the result is then a trial")
+    running.add_argument("--balance", type=float, help="as for secu fit; the result is then a trial")
+    running.add_argument("--commit", help="commit of the code; default: the one checked out, if nothing was changed")
     commands.add_parser("publish", help="rewrite the table")
-    arguments, words = parser.parse_known_args()  # settings may stand anywhere
+    arguments, words = parser.parse_known_args()  # settings may be anywhere
     arguments.overrides = words
     if arguments.action == "publish" and words:
         parser.error(f"publish takes no {words[0]}")

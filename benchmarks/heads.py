@@ -1,10 +1,10 @@
-"""Many clusters: scores, assignment, both losses forward and backward, at ImageNet's heads.
+"""Benchmark of many clusters: scores, assignment and both losses, forward and backward, with ImageNet's heads.
 
     python benchmarks/heads.py                                                 # 10 heads of 1,000 to 10,000 clusters
-    python benchmarks/heads.py --device cpu --clusters 5 --heads 3 --batch 8   # a tiny try
+    python benchmarks/heads.py --device cpu --clusters 5 --heads 3 --batch 8   # a tiny trial
 
-Prints milliseconds and gigabytes for each constraint, as the engine of the device runs it. The constraints take
-turns, so that a card that grows warmer or slower favours none of them.
+Prints milliseconds and gigabytes for each constraint, with the default engine of the device. The constraints take
+turns, so that a GPU that slows down over time does not favor any of them.
 """
 
 import argparse
@@ -17,14 +17,15 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from step import synchronize
+from step import synchronize, total
 
-from secu.clustering import Clustering
+from secu.cluster.clustering import Clustering
 from secu.settings import load_config
-from secu.train import choose_device
+from secu.train.device import choose_device
 
 KINDS = ("none", "size", "entropy")
-ROUNDS, REPEATS = 10, 20
+ROUNDS = 10
+REPEATS = 20
 
 
 class Prepared(NamedTuple):
@@ -32,7 +33,7 @@ class Prepared(NamedTuple):
 
     eager: Callable[[], None]  # holds the tensors that the captured one reads
     step: Callable[[], None]
-    gigabytes: float  # at its peak, beside its state
+    gigabytes: float  # at its peak, in addition to its state
 
 
 def main() -> None:
@@ -49,7 +50,8 @@ def main() -> None:
     device = choose_device(arguments.device)
     works = {kind: prepare(kind, arguments, device) for kind in KINDS}
     on_gpu = device.type == "cuda"
-    rounds, repeats = (ROUNDS, REPEATS) if on_gpu else (1, 3)
+    rounds = ROUNDS if on_gpu else 1
+    repeats = REPEATS if on_gpu else 3
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind, prepared in works.items():
@@ -79,8 +81,7 @@ def prepare(kind: str, arguments: argparse.Namespace, device: torch.device) -> P
     def work() -> None:
         embeddings.grad = None
         clustering.zero_grad(set_to_none=True)
-        losses = step(embeddings, index)
-        (losses.representation + losses.centers).backward()
+        total(step(embeddings, index)).backward()
 
     if device.type != "cuda":
         return Prepared(work, work, 0.0)
@@ -106,7 +107,7 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def seconds(work: Callable[[], None], repeats: int, device: torch.device) -> list[float]:
-    """Time ``work`` so many times."""
+    """Return the seconds of each of several calls."""
     times = []
     for _ in range(repeats):
         synchronize(device)

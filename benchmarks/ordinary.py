@@ -1,7 +1,8 @@
-"""The ordinary pipeline that the engine is held against, what one would write first, and then the engine.
+"""Compare an ordinary PyTorch pipeline with the package's engine.
 
-Loader workers augment image by image with pillow, the encoder runs eagerly in mixed precision, and heads are a Python
-loop. The algorithm and the network are the package's own, and so is one pass for both views: two would be slower.
+In the ordinary pipeline, loader workers augment image by image with pillow, the encoder runs eagerly in mixed
+precision, and heads are a Python loop. Algorithm and network are the same, and both views share one pass, since two
+would be slower.
 
     python benchmarks/ordinary.py                                        # recipe cifar10, 16 workers
     python benchmarks/ordinary.py --device cpu --images 64 --steps 2 --workers 0 encoder.backbone=small heads=[4,6]
@@ -22,16 +23,16 @@ from step import make_step
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from secu.clustering import Clustering
+from secu.cluster.clustering import Clustering
 from secu.config import AugmentConfig, Config
 from secu.data import Images
-from secu.engine import Engine, choose_engine
-from secu.model import Encoder
+from secu.nets.encoder import Encoder
 from secu.settings import load_config
-from secu.train import choose_device
+from secu.train.device import choose_device
+from secu.train.engine import Engine, choose_engine
 
 WARM_UP = 5
-FETCHED_AHEAD = 2  # batches a worker: they are ready before the first step, and would make the loader look fast
+FETCHED_AHEAD = 2  # batches per worker: they are ready before the first step, and would make the loader look fast
 ENHANCERS = {"brightness": ImageEnhance.Brightness, "contrast": ImageEnhance.Contrast, "saturation": ImageEnhance.Color}
 
 
@@ -58,11 +59,11 @@ class Views(Dataset[tuple[Tensor, Tensor, int]]):
 
 
 def augment(image: Image.Image, config: AugmentConfig, view: int) -> Image.Image:
-    """Do to one picture what augment.py does to a batch."""
+    """Apply the operations of views/augment.py to a single picture."""
     image = random_crop(image, config)
     if random.random() < config.jitter_prob:
         image = jitter(image, config)
-    if random.random() < config.grey_prob:
+    if random.random() < config.gray_prob:
         image = ImageOps.grayscale(image).convert("RGB")
     if random.random() < config.blur_prob[view]:
         image = image.filter(ImageFilter.GaussianBlur(random.uniform(*config.blur_radius)))
@@ -72,14 +73,16 @@ def augment(image: Image.Image, config: AugmentConfig, view: int) -> Image.Image
 
 
 def random_crop(image: Image.Image, config: AugmentConfig) -> Image.Image:
-    """Cut out a random box and give it the picture's size."""
+    """Crop a random box and resize it to the picture's size."""
     width, height = image.size
     for _ in range(10):
         area = random.uniform(config.crop_min, 1) * width * height
         aspect = math.exp(random.uniform(-1, 1) * math.log(config.crop_aspect))
-        wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        wide = round(math.sqrt(area * aspect))
+        tall = round(math.sqrt(area / aspect))
         if 0 < wide <= width and 0 < tall <= height:
-            left, top = random.randint(0, width - wide), random.randint(0, height - tall)
+            left = random.randint(0, width - wide)
+            top = random.randint(0, height - tall)
             box = (left, top, left + wide, top + tall)
             return image.crop(box).resize(image.size, Image.Resampling.BILINEAR)
     return image
@@ -99,10 +102,10 @@ def jitter(image: Image.Image, config: AugmentConfig) -> Image.Image:
 
 
 def run(config: Config, images: int, steps: int, workers: int, device: torch.device) -> float:
-    """Train some steps and return the mean seconds of one, waiting for the loader included."""
+    """Train for some steps and return the mean seconds of one, including the wait for the loader."""
     encoder = Encoder(config.encoder, 3).to(device).train()
     heads = [
-        Clustering(config.model_copy(update={"heads": (clusters,)}), images, encoder.dim).to(device)
+        Clustering(config.model_copy(update={"heads": (clusters,), "answer": 0}), images, encoder.dim).to(device)
         for clusters in config.heads
     ]
     weights = [*encoder.parameters(), *(weight for head in heads for weight in head.parameters())]
@@ -124,7 +127,7 @@ def run(config: Config, images: int, steps: int, workers: int, device: torch.dev
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 embeddings = encoder(views)
             losses = [head.step(embeddings, index.to(device)) for head in heads]
-            loss = sum(part.representation + part.centers for part in losses) / len(heads)
+            loss = sum(value for part in losses for value in part.values()) / len(heads)
             assert isinstance(loss, Tensor)
             optimizer.zero_grad()
             loss.backward()
@@ -137,7 +140,7 @@ def run(config: Config, images: int, steps: int, workers: int, device: torch.dev
 
 
 def engine_seconds(config: Config, images: int, device: torch.device) -> float:
-    """Return the seconds of an epoch of the same training as the package does it.
+    """Return the seconds of an epoch of the same run as the package trains it.
 
     The first epoch compiles and captures; each ends when its losses are read from the device.
     """

@@ -1,11 +1,11 @@
-"""How fast new images pass through `secu predict`, beside the bare forward pass of its encoder.
+"""Throughput of ``secu predict``, compared with the bare forward pass of its encoder.
 
     python benchmarks/predict.py                                  # ResNet-18, 32 pixels, 200,000 images in an .npy file
     python benchmarks/predict.py --device cpu --images 600 encoder.backbone=small encoder.dim=16
 
-Images are random, and so are the weights: neither changes the speed. Reading, copying to the device, choosing clusters
-and the table are in the first number; the second is the encoder alone, over and over, on a batch that lies there. What
-comes before the first image, above all loading the model, is a number of its own.
+Images and weights are random, which does not affect the speed. The first number includes reading, copying to the
+device, choosing clusters and writing the table; the second is the encoder alone on a batch that is already on the
+device. The time before the first image, mostly for loading the model, is printed separately.
 """
 
 import argparse
@@ -17,15 +17,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from secu.checkpoint import build
-from secu.data.own import open_source
-from secu.predict import Stream
-from secu.run import Run
+from secu.apps.predict import Stream
+from secu.data import open_source
+from secu.methods import build_method
+from secu.results.tables import table_writer
 from secu.settings import merge, parse_overrides, resolve
-from secu.tables import table_writer
-from secu.train import choose_device
+from secu.train.checkpoint import select
+from secu.train.device import choose_device
+from secu.train.listener import Listener
+from secu.train.run import MODEL, Run
 
-CLUSTERS, SIDE = 10, 32
+CLUSTERS = 10
+SIDE = 32
 
 
 def main() -> None:
@@ -38,12 +41,13 @@ def main() -> None:
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     with tempfile.TemporaryDirectory(prefix="secu-") as folder:
-        run, array = make_run(Path(folder), arguments.overrides), Path(folder) / "new.npy"
+        run = make_run(Path(folder), arguments.overrides)
+        array = Path(folder) / "new.npy"
         pixels = np.random.default_rng(0).integers(0, 256, (min(arguments.images, 10_000), SIDE, SIDE, 3), np.uint8)
         np.save(array, pixels[np.arange(arguments.images) % len(pixels)])
         for _ in ("to warm up", "to measure"):
             began = time.perf_counter()
-            stream = Stream(run, open_source(str(array)), device)
+            stream = Stream(run, open_source(array), device, Listener())
             ready = time.perf_counter()
             with table_writer(Path(folder) / "new.csv", "csv") as writer:
                 stream.write(writer)
@@ -67,19 +71,20 @@ def main() -> None:
 
 def make_run(folder: Path, overrides: list[str]) -> Run:
     """Write the folder of a run that was never trained."""
-    data = {"name": "own", "image_size": SIDE, "channels": 3, "mean": [0.5] * 3, "std": [0.25] * 3}
+    data = {"image_size": SIDE, "channels": 3, "mean": [0.5] * 3, "std": [0.25] * 3}
     config = resolve(merge({"heads": [CLUSTERS], "data": data}, parse_overrides(overrides)))
     run = Run.create(folder / "run", config)
-    model = build(config, CLUSTERS, (3, SIDE, SIDE), torch.device("cpu"))
-    run.save_model("model.safetensors", {"encoder": model.encoder, "clustering": model.clustering})
+    method = build_method(config, CLUSTERS, (3, SIDE, SIDE), torch.device("cpu"))
+    run.save_model(MODEL, select(method.state_dict(), method.trained_tensors))
     run.write_csv("clusters.csv", ["cluster", "outlier_below"], [(number, -1) for number in range(CLUSTERS)])
     return run
 
 
 def bare_speed(stream: Stream, images: int) -> float:
-    """Return the images a second of the encoder alone."""
-    batch = torch.rand(stream.batch, 3, SIDE, SIDE, device=stream.device)
-    encoder, rounds = stream.predictor.encoder, max(2, images // len(batch))
+    """Return the images per second of the encoder alone."""
+    batch = torch.rand(min(stream.batch, images), 3, SIDE, SIDE, device=stream.device)
+    encoder = stream.predictor.encoder
+    rounds = max(2, images // len(batch))
     with torch.inference_mode():
         for warm in (True, False):
             began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""What a training step costs: seconds an epoch, the share of the arithmetic floor, and the time of each part.
+"""Cost of a training step: seconds per epoch, ratio to the arithmetic lower bound, and the time of each part.
 
     python benchmarks/step.py                                  # recipe cifar10 on this machine's best device
     python benchmarks/step.py --images 64 --device cpu encoder.backbone=small heads=[4] optim.batch_size=16
 
-Images are random uint8, in the number and shape of CIFAR-10: the cost of a step does not depend on what they show.
+Images are random uint8, in the number and shape of CIFAR-10; the cost of a step does not depend on their content.
 """
 
 import time
@@ -13,19 +13,19 @@ START = time.monotonic()
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from secu.checkpoint import build
 from secu.config import Config
 from secu.data import Images
-from secu.engine import Engine, choose_engine, load_compiler
+from secu.methods import build_method
 from secu.settings import load_config
-from secu.steps import ClusterStep
-from secu.train import choose_device
+from secu.train.device import choose_device
+from secu.train.engine import Engine, choose_engine, load_compiler
+from secu.train.step import Step
 
 REPEATS = 20
 
@@ -40,23 +40,11 @@ def main() -> None:
     some = torch.randint(0, 256, (min(arguments.images, 1000), 3, 32, 32), dtype=torch.uint8)
     images = Images(some[torch.arange(arguments.images) % len(some)])
     steps = [make_step(config, images, device, engine) for _ in range(arguments.beside + 1)]
-    runner, step = Engine(steps, engine), steps[0]
-    first: list[float] = []
-
-    def after_step() -> None:
-        if not first:
-            synchronize(device)
-            first.append(time.monotonic() - START)
-
-    seconds = []
-    for number in range(arguments.epochs + 1):
-        began = time.monotonic()
-        runner.epoch(number, after_step)  # ends with a read-back of the losses, so the device is done
-        seconds.append(time.monotonic() - began)
+    first, seconds = time_epochs(steps, engine, arguments.epochs, device)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    parts = time_parts(step, device)
+    parts = time_parts(steps[0], device)
     epoch = statistics.median(seconds[1:]) / len(steps)
-    floor = arithmetic(step, device) * len(images) / config.optim.batch_size / matrix_rate(device)
+    floor = arithmetic(steps[0], device) * len(images) / config.optim.batch_size / matrix_rate(device)
     report = {
         "recipe": arguments.recipe,
         "overrides": arguments.overrides,
@@ -65,7 +53,7 @@ def main() -> None:
         "engine": engine,
         "trainings_side_by_side": len(steps),
         "images": len(images),
-        "start_to_first_step_seconds": round(first[0], 2),
+        "start_to_first_step_seconds": round(first, 2),
         "first_epoch_seconds": round(seconds[0], 3),
         "epoch_seconds": round(epoch, 4),
         "images_per_second": round(len(images) / epoch),
@@ -79,12 +67,29 @@ def main() -> None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def make_step(config: Config, images: Images, device: torch.device, engine: str) -> ClusterStep:
-    """Return the step of an untrained model, with torch set as it is for a training."""
+def time_epochs(steps: Sequence[Step], engine: str, epochs: int, device: torch.device) -> tuple[float, list[float]]:
+    """Train; return the seconds from the program's start to the end of the first step, and those of each epoch."""
+    runner = Engine(steps, engine)
+    first: list[float] = []
+
+    def after_step() -> None:
+        if not first:
+            synchronize(device)
+            first.append(time.monotonic() - START)
+
+    seconds = []
+    for number in range(epochs + 1):
+        began = time.monotonic()
+        runner.epoch(number, after_step)  # ends with a read-back of the losses, so the device is done
+        seconds.append(time.monotonic() - began)
+    return first[0], seconds
+
+
+def make_step(config: Config, images: Images, device: torch.device, engine: str) -> Step:
+    """Return the step of an untrained method, with torch set as it is for a run."""
     torch.backends.cudnn.benchmark = True
-    model = build(config, len(images), images.shape, device)
-    parts = (model.augmentation, model.encoder, model.clustering)
-    return ClusterStep(config, images, *parts, device, compiled=engine != "eager")
+    method = build_method(config, len(images), images.shape, device)
+    return Step(method, images, device, compiled=engine != "eager")
 
 
 def parse() -> argparse.Namespace:
@@ -94,53 +99,59 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--epochs", type=int, default=4, help="timed epochs, after one that warms up")
-    parser.add_argument("--beside", type=int, default=0, help="other trainings in the same captured step")
+    parser.add_argument("--beside", type=int, default=0, help="other runs in the same captured step")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     return parser.parse_args()
 
 
-def time_parts(step: ClusterStep, device: torch.device) -> dict[str, float]:
+def time_parts(step: Step, device: torch.device) -> dict[str, float]:
     """Time the parts of one full batch by themselves, each as the engine runs it."""
     size = step.sizes[0]
-    augment, encode, assign = step.parts(size)
+    method = step.method
+    call = step.compiled_call
     index = torch.arange(size, device=device)
-    pixels, draws = step.feed.pixels(index), step.augmentation.draw(size, step.generator)
-    views = augment(pixels, draws).flatten(0, 1)
-    embeddings = embed(step, encode, views).detach().requires_grad_()
+    inputs = step.feed.inputs(index)
+    views = call(method.views.render, inputs, method.views.draw(size, step.generator)).flatten(0, 1)
+    embeddings = embed(step, views).detach().requires_grad_()
     slope = torch.randn_like(embeddings)
 
-    def heads() -> None:
-        losses = assign(embeddings, index)
-        (losses.representation + losses.centers).backward()
-
-    def augment_views() -> None:
-        augment(pixels, step.augmentation.draw(size, step.generator))
+    def augment() -> None:
+        call(method.views.render, inputs, method.views.draw(size, step.generator))
 
     def forward() -> None:
         with torch.no_grad():
-            embed(step, encode, views)
+            embed(step, views)
 
     def forward_backward() -> None:
-        embed(step, encode, views).backward(slope)
+        embed(step, views).backward(slope)
 
-    whole = {
-        "augment": augment_views,
+    def heads() -> None:
+        total(call(method.clustering.step, embeddings, index)).backward()
+
+    whole: dict[str, Callable[[], object]] = {
+        "augment": augment,
         "encoder forward": forward,
         "encoder forward and backward": forward_backward,
         "heads": heads,
-        "optimiser": step.optimizer.step,
+        "optimiser": step.optimizer.step,  # as spelled in the kept results
     }
     return {name: measure(work, step, device) for name, work in whole.items()}
 
 
-def embed(step: ClusterStep, encode: Callable[..., torch.Tensor], views: torch.Tensor) -> torch.Tensor:
-    """Encode as the step does."""
-    with step.autocast():
-        return encode(views)
+def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the sum that is minimized."""
+    return torch.stack(list(losses.values())).sum()
 
 
-def measure(work: Callable[[], object], step: ClusterStep, device: torch.device) -> float:
+def embed(step: Step, views: torch.Tensor) -> torch.Tensor:
+    """Encode as the method does."""
+    with step.method.autocast():
+        embeddings: torch.Tensor = step.compiled_call(step.method.encoder, views)
+    return embeddings
+
+
+def measure(work: Callable[[], object], step: Step, device: torch.device) -> float:
     """Return the median seconds of ``work``; on CUDA as a replayed graph, so that launches cost nothing."""
     stream = torch.cuda.Stream() if device.type == "cuda" else None
     run: Callable[[], object] = work
@@ -167,19 +178,19 @@ def measure(work: Callable[[], object], step: ClusterStep, device: torch.device)
     return statistics.median(times)
 
 
-def arithmetic(step: ClusterStep, device: torch.device) -> float:
+def arithmetic(step: Step, device: torch.device) -> float:
     """Count the floating-point operations of the encoder, forward and backward, in one step."""
-    size = step.sizes[0]
-    shape = (2 * size, step.augmentation.channels, *step.augmentation.view_size)
+    views = step.method.views
+    shape = (2 * step.sizes[0], views.channels, *views.view_size)
     counter = FlopCounterMode(display=False)
     with counter:
-        step.encoder(torch.rand(shape, device=device)).sum().backward()
+        step.method.encoder(torch.rand(shape, device=device)).sum().backward()
     step.optimizer.zero_grad(set_to_none=True)
     return float(counter.get_total_flops())
 
 
 def matrix_rate(device: torch.device) -> float:
-    """Measure what a large matrix product reaches here, in operations a second (bfloat16 on CUDA)."""
+    """Measure what a large matrix product reaches here, in operations per second (bfloat16 on CUDA)."""
     side = 8192 if device.type == "cuda" else 512
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = torch.randn(2, side, side, device=device, dtype=kind).unbind()
@@ -194,7 +205,7 @@ def matrix_rate(device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     elif device.type == "mps":

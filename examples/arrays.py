@@ -1,9 +1,9 @@
-"""Cluster an array of images, compare with k-means on the pixels, and find the model again.
+"""Cluster an array of images, compare with k-means on the pixels, then save and load the model.
 
     python examples/arrays.py [EPOCHS] [IMAGES]
 
 The array is scikit-learn's 1,797 handwritten digits of 8 x 8 pixels. Without EPOCHS training takes a few minutes on two
-CPU cores. The true digits are read for the score alone.
+CPU cores. The true digits are used for scoring only.
 """
 
 import sys
@@ -15,17 +15,17 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 
 from secu import SeCu
-from secu.metrics import accuracy
+from secu.cluster.metrics import accuracy
 
 
 def progress(record: dict[str, Any]) -> None:
-    """Print every tenth epoch; a record has more to tell."""
+    """Print every tenth epoch; a record holds more than this."""
     if record["epoch"] % 10 == 0:
         print(f"epoch {record['epoch']}: loss {record['loss']:.3f}, {record['changed']:.0%} changed their cluster")
 
 
 def main(epochs: str = "", images: str = "1797") -> None:
-    """Cluster the digits both ways, and print how many are in the right cluster."""
+    """Cluster the digits both ways, and print the share in the right cluster."""
     digits = load_digits()
     pixels = (digits.images[: int(images)] / 16 * 255).astype(np.uint8)  # (N, 8, 8)
     truth = digits.target[: int(images)]
