@@ -44,7 +44,7 @@ def run_demo(out: Path, *, seed: int, overrides: tuple[str, ...], listener: List
     began = time.monotonic()
     kmeans = kmeans_on_pixels(images, config.clusters, seed)
     kmeans_seconds = time.monotonic() - began
-    finished = pipeline.run(config, images, out, command="demo", test=images, device=device, listener=listener)
+    finished = pipeline.run(config, images, out, command="train", test=images, device=device, listener=listener)
     assert finished.results is not None
     scores = finished.results.scores
     assert scores is not None

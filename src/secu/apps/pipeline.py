@@ -81,7 +81,7 @@ def run(
         config: All settings.
         images: The training images; their targets are never read.
         out: The run's folder.
-        command: The secu command that starts the run, shown in hints on how to resume it; empty if there is none.
+        command: The secu command whose --resume continues the run, shown in hints; empty if there is none.
         listener: Receives progress and warnings.
         test: Images to score on.
         known: Ids and checksums of the training images, written to images.json.

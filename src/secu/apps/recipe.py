@@ -21,9 +21,7 @@ METRICS = ("acc", "nmi", "ari")
 MOST_SEEDS = 1_000
 
 
-def run_recipes(
-    requests: Sequence[Request], *, command: str = "train", data: Path | None = None, **options: Unpack[Options]
-) -> list[Finished]:
+def run_recipes(requests: Sequence[Request], *, data: Path | None = None, **options: Unpack[Options]) -> list[Finished]:
     """Load the data of one or more recipes on the same data, train them side by side, and write the results."""
     choose_device(options.get("device", "auto"))  # fail early, before the data is read
     resume = options.get("resume", False)
@@ -38,7 +36,7 @@ def run_recipes(
         if resume and (run := Run.to_resume(request.out)) is not None:
             require_unchanged(run, known)
     test = images_to_score(config, images, data)
-    return run_together(requests, images, command=command, test=test, known=known, **options)
+    return run_together(requests, images, command="train", test=test, known=known, **options)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -87,7 +85,7 @@ def repeat(
             requests = [
                 Request(config, places[config.seed], listener(config.seed, config is batch[0])) for config in batch
             ]
-            run_recipes(requests, command="repeat", data=data, device=device, resume=True)
+            run_recipes(requests, data=data, device=device, resume=True)
     return [{"seed": config.seed, **Run(places[config.seed]).metrics()[-1]} for config in configs]
 
 

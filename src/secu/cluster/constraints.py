@@ -106,9 +106,9 @@ class SizeConstraint(Constraint):
 class EntropyConstraint(Constraint):
     """Eqn. 10: the entropy H of the label counts over the whole data set, weighted by α.
 
-    y_i = argmax_j score_ij + α·H(labels with y_i moved to j) (Eqn. 11). Removing the image from its old cluster costs
-    the same for every j, so only the gain of then adding it to j matters: with h(n) = −n/N·log(n/N),
-    gain(n) = h(n + 1) − h(n), at n_j, or at n_j − 1 for the old label itself. Counts change only between batches.
+    y_i = argmax_j score_ij + α·H(labels with y_i moved to j) (Eqn. 11). The cost of removing an image from its old
+    cluster does not depend on j, so only the gain of adding it to cluster j is computed. With h(n) = −n/N·log(n/N),
+    that gain is h(n + 1) − h(n), where n is n_j, or n_j − 1 for the old label. Counts change only between batches.
 
     Args:
         clusters_H: Number of clusters of each head.

@@ -35,7 +35,7 @@ class Session:
         out: The run's folder.
         device: Where to train.
         engine: eager, compiled or graph.
-        command: The secu command that started the run, shown in hints on how to resume it.
+        command: The secu command whose --resume continues the run, shown in hints.
         listener: Receives progress.
         resume: Continue from the last checkpoint, if there is one.
         feed: Inputs that are already on the device, shared with another run.
