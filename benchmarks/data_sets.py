@@ -1,13 +1,14 @@
 """Data sets for defaults.py: reading, taking subsets, and writing them to disk as a typical user would have them.
 
 A subset is the same for every seed. Fashion-MNIST is read from the location of Debian's package dataset-fashion-mnist,
-CIFAR-10 from that of ``secu data cifar10``.
+CIFAR-10 from that of ``secu data cifar10``, and Caltech-101 from the folder given by --data, which holds one folder per
+class.
 """
 
 import gzip
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +27,20 @@ FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 
 
-class Pictures(NamedTuple):
-    """Images uint8 (N, H, W) or (N, H, W, 3), the number of the true group of each, and the names of the groups."""
+CLUTTER = "BACKGROUND_Google"  # in Caltech-101: pictures of anything, which are not a class
 
-    pixels: NDArray[np.uint8]
+
+class Pictures(NamedTuple):
+    """Images uint8 (N, H, W) or (N, H, W, 3), or paths of files (N,), and the true group of each with its name."""
+
+    pixels: NDArray[Any]
     targets: NDArray[np.int64]
     names: tuple[str, ...]
+
+    @property
+    def are_files(self) -> bool:
+        """Whether there are paths instead of pixels."""
+        return self.pixels.ndim == 1
 
 
 def digits(data: Path | None) -> Pictures:
@@ -42,6 +51,24 @@ def digits(data: Path | None) -> Pictures:
 def cifar10(data: Path | None) -> Pictures:
     """Return the training images of CIFAR-10."""
     return _named("cifar10", "train", data)
+
+
+def cifar10_test(data: Path | None) -> Pictures:
+    """Return the test images of CIFAR-10."""
+    return _named("cifar10", "test", data)
+
+
+def caltech101(data: Path | None) -> Pictures:
+    """Return the files of Caltech-101, largest class first, without the clutter."""
+    if data is None:
+        raise UserError(
+            "caltech101: --data must name the folder 101_ObjectCategories, which holds one folder per class"
+        )
+    folders = [folder for folder in sorted(data.iterdir()) if folder.is_dir() and folder.name != CLUTTER]
+    files = {folder.name: sorted(folder.glob("*.jpg")) for folder in folders}
+    names = sorted(files, key=lambda name: (-len(files[name]), name))
+    paths = np.array([str(path) for name in names for path in files[name]])
+    return Pictures(paths, np.repeat(np.arange(len(names)), [len(files[name]) for name in names]), tuple(names))
 
 
 def vehicles(data: Path | None) -> Pictures:
@@ -90,6 +117,10 @@ SETS = {
     "fashion-5000": DataSet(fashion, 5_000),
     "fashion-60000": DataSet(fashion),
     "fashion-uneven": DataSet(fashion, 5_000, uneven=True),
+    "cifar10-test": DataSet(cifar10_test),
+    "cifar10-test-uneven": DataSet(cifar10_test, uneven=True),
+    "caltech101": DataSet(caltech101),
+    "caltech101-uneven": DataSet(caltech101, uneven=True),
     "cifar10-5000": DataSet(cifar10, 5_000),
     "cifar10-50000": DataSet(cifar10),
     "cifar10-vehicles": DataSet(vehicles, 5_000),
@@ -131,6 +162,10 @@ def write_images(pictures: Pictures, out: Path) -> tuple[Path, str]:
         return out / "images.npz", "group"
     for name in names:
         (out / "images" / name).mkdir(parents=True)
+    if pictures.are_files:
+        for path, target in zip(pixels, targets, strict=True):
+            (out / "images" / names[target] / Path(path).name).symlink_to(Path(path).resolve())
+        return out / "images", "folder"
     for number, (image, target) in enumerate(zip(pixels, targets, strict=True)):
         Image.fromarray(image).save(out / "images" / names[target] / f"{number:05d}.png")
     return out / "images", "folder"

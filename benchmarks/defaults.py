@@ -1,6 +1,7 @@
-"""What ``secu fit`` with only --clusters achieves on data sets it was not tuned for, and k-means on their pixels.
+"""What ``secu fit`` with only --clusters achieves on data sets it was not tuned for, and k-means on the same inputs.
 
     python benchmarks/defaults.py run digits --out runs/digits       # → benchmarks/results/defaults-digits-cpu-0.json
+    python benchmarks/defaults.py run fashion-5000 --from-scratch --out runs/fashion   # without a pretrained network
     python benchmarks/defaults.py run fashion-5000 --out runs/fashion --data FOLDER   # of the four *-ubyte.gz files
     python benchmarks/defaults.py run digits --out runs/try --limit 200 optim.epochs=1   # a trial: never kept
     python benchmarks/defaults.py publish                            # → the table in docs/defaults.md
@@ -31,10 +32,12 @@ from rich.console import Console
 from sklearn.cluster import KMeans
 
 from secu.apps.console import ConsoleListener
+from secu.apps.feature_plan import Facts
 from secu.apps.fit import FitRequest, fit, prepare
-from secu.apps.plan import Facts, make_plan
+from secu.apps.plan import make_plan
 from secu.cluster.metrics import score
 from secu.config import Config
+from secu.data import Images
 from secu.errors import UserError
 from secu.settings import merge, parse_overrides, resolve
 from secu.train.device import choose_device
@@ -46,14 +49,18 @@ END = "<!-- end of results -->"
 Record = dict[str, Any]
 
 
-def kmeans(pictures: Pictures, seed: int) -> Record:
-    """Score k-means on the pixels, using the best of ten initializations."""
-    rows = pictures.pixels.reshape(len(pictures.pixels), -1).astype(np.float32) / 255
+def kmeans(pictures: Pictures, images: Images, seed: int) -> Record:
+    """Score k-means, the best of ten initializations, on the features that were clustered, or else on the pixels."""
+    if len(images.shape) == 1:
+        rows, targets, kind = images.tensor.float().numpy(), images.targets.numpy(), "features"
+    else:
+        rows = pictures.pixels.reshape(len(pictures.pixels), -1).astype(np.float32) / 255
+        targets, kind = pictures.targets, "pixels"
     began = time.monotonic()
     clusters = len(pictures.names)
     found = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows).astype(np.int64)
     seconds = round(time.monotonic() - began, 3)
-    return {**score(pictures.targets, found)._asdict(), **extremes(found, clusters), "seconds": seconds}
+    return {**score(targets, found)._asdict(), **extremes(found, clusters), "seconds": seconds, "on": kind}
 
 
 def extremes(cluster: NDArray[np.int64], clusters: int) -> dict[str, int]:
@@ -84,12 +91,16 @@ def measure(arguments: argparse.Namespace) -> Record:
     out.mkdir(parents=True, exist_ok=True)
     source, labels = write_images(pictures, out)
     clusters = len(pictures.names)
-    request = FitRequest(str(source), clusters, labels=labels, overrides=settings, device=device, cache=out / "cache")
+    encoder = "scratch" if arguments.from_scratch else None
+    request = FitRequest(
+        str(source), clusters, labels=labels, overrides=settings, device=device, cache=out / "cache", encoder=encoder
+    )
     if arguments.balance is not None:
         request = replace(request, balance=arguments.balance)
     prepared = prepare(request)
     with Clock() as clock:
-        finished = fit(prepared, out / "run", listener=clock, report=False)
+        finished = fit(prepared, out / "run", listener=clock)
+        whole = time.monotonic() - clock.began
     results = finished.results
     assert results is not None
     assert results.scores is not None
@@ -97,6 +108,8 @@ def measure(arguments: argparse.Namespace) -> Record:
     metrics = [record for record in finished.run.metrics() if "acc" in record]
     return {
         "name": arguments.name,
+        "encoder": finished.run.config().encoder.backbone,
+        "from_scratch": arguments.from_scratch,
         "command": command_of(arguments, device),
         "commit": arguments.commit,
         "seed": arguments.seed,
@@ -104,14 +117,17 @@ def measure(arguments: argparse.Namespace) -> Record:
         "versions": {**about["versions"], "numpy": np.__version__, "scikit-learn": sklearn.__version__},
         "engine": about["engine"],
         "images": len(prepared.source),
-        "side": pictures.pixels.shape[1],
+        "side": prepared.source.probe().side,
         "clusters": clusters,
         "groups": dict(zip(pictures.names, np.bincount(pictures.targets).tolist(), strict=True)),
         **results.scores._asdict(),
         **extremes(results.predictions.cluster.numpy(), clusters),
         "decode_seconds": round(clock.read - clock.began, 3),
         "seconds": round(finished.seconds, 3),
-        "kmeans": kmeans(pictures, arguments.seed),
+        "whole_seconds": round(whole, 3),
+        "promised_seconds": round(prepared.plan.total_seconds, 3),
+        "answer": finished.run.outcome().get("answer"),
+        "kmeans": kmeans(pictures, results.images, arguments.seed),
         "warnings": list(results.warnings),
         "plan": list(prepared.plan.reasons),
         "curve": [{key: record[key] for key in ("epoch", "seconds", *METRICS)} for record in metrics],
@@ -125,6 +141,7 @@ def command_of(arguments: argparse.Namespace, device: str) -> str:
     options += [f"--seed {arguments.seed}", f"--device {device}"]
     asked = {"limit": arguments.limit, "balance": arguments.balance}
     options += [f"--{name} {value}" for name, value in asked.items() if value is not None]
+    options += ["--from-scratch"] * arguments.from_scratch
     threads = [f"OMP_NUM_THREADS={torch.get_num_threads()}"] * (device == "cpu")
     words = [*threads, "python benchmarks/defaults.py run", arguments.name, *options]
     return " ".join([*words, *map(shlex.quote, arguments.overrides)])
@@ -163,15 +180,21 @@ def checked_out() -> str | None:
 
 def file_name(record: Record) -> str:
     """Return the name under which a result is kept."""
-    return f"defaults-{record['name']}-{record['hardware']['device']}-{record['seed']}.json"
+    scratch = "-scratch" if record["from_scratch"] else ""
+    return f"defaults-{record['name']}{scratch}-{record['hardware']['device']}-{record['seed']}.json"
 
 
 def kept() -> list[list[Record]]:
     """Return all kept results, grouped by data set and kind of device, in the order of the sets."""
     records = [json.loads(path.read_text()) for path in sorted(KEPT.glob("defaults-*.json"))]
-    keys = [(name, device) for name in SETS for device in ("cpu", "mps", "cuda")]
-    found = [[r for r in records if (r["name"], r["hardware"]["device"]) == key] for key in keys]
+    keys = [(name, frozen, device) for name in SETS for frozen in (True, False) for device in ("cpu", "mps", "cuda")]
+    found = [[r for r in records if (r["name"], is_frozen(r), r["hardware"]["device"]) == key] for key in keys]
     return [sorted(group, key=lambda record: record["seed"]) for group in found if group]
+
+
+def is_frozen(record: Record) -> bool:
+    """Return whether features of a pretrained network were clustered."""
+    return record["config"]["encoder"].get("trainable") == "nothing"
 
 
 def as_table(groups: list[list[Record]]) -> str:
@@ -179,9 +202,9 @@ def as_table(groups: list[list[Record]]) -> str:
     if not groups:
         return "Nothing is measured yet.\n"
     lines = [
-        "| data set | images | groups | k-means ACC / NMI / ARI "
+        "| data set | images | groups | encoder | k-means ACC / NMI / ARI "
         "| ACC | NMI | ARI | clusters | seeds | minutes | on | at |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for records in groups:
         first = records[0]
@@ -191,14 +214,15 @@ def as_table(groups: list[list[Record]]) -> str:
         plain = " / ".join(percent([record["kmeans"][name] for record in records], "0.1") for name in METRICS)
         found = " | ".join(spread([record[name] for record in records]) for name in METRICS)
         largest, smallest = max(r["largest"] for r in records), min(r["smallest"] for r in records)
-        took = minutes([record["decode_seconds"] + record["seconds"] for record in records])
+        took = minutes([r.get("whole_seconds") or r["decode_seconds"] + r["seconds"] for r in records])
         seeds = ", ".join(str(record["seed"]) for record in records)
         places = ", ".join(sorted({place_of(record["hardware"]) for record in records}))
         commits = ", ".join(sorted({record["commit"][:7] for record in records}))
         commits += "" if by_present_rules(first) else ", under earlier rules"
         lines.append(
             f"| `{first['name']}` | {first['images']:,} of {first['side']} px "
-            f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} | {plain} | {found} "
+            f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} "
+            f"| {first['config']['encoder']['backbone']}{', frozen' * is_frozen(first)} | {plain} | {found} "
             f"| {smallest:,} to {largest:,} | {seeds} | {took} | {places} | {commits} |"
         )
     return "\n".join(lines) + "\n"
@@ -206,7 +230,7 @@ def as_table(groups: list[list[Record]]) -> str:
 
 def settings_of(record: Record) -> Record:
     """Return what the rules chose, which is the same for every seed."""
-    return {key: value for key, value in record["config"].items() if key != "seed"}
+    return {key: value for key, value in record["config"].items() if key not in ("seed", "head", "answer")}
 
 
 def by_present_rules(record: Record) -> bool:
@@ -216,14 +240,15 @@ def by_present_rules(record: Record) -> bool:
     except UserError:  # a setting that is no longer one
         return False
     channels = then.data.channels or len(then.data.mean)
-    facts = Facts(record["images"], record["side"], channels, record["hardware"]["device"])
+    frozen = then.encoder.backbone if is_frozen(record) else ""
+    facts = Facts(record["images"], record["side"], channels, record["hardware"]["device"], frozen=frozen)
     now = make_plan(facts, record["clusters"], FitRequest.balance, {}).config
     return rules_of(then) == rules_of(now)
 
 
 def rules_of(config: Config) -> Record:
-    """Return the settings that the rules decide, which do not include the images."""
-    return {key: value for key, value in config.settings().items() if key not in ("seed", "data")}
+    """Return the settings that the rules decide; images, and the answer that a run chooses, are not among them."""
+    return {key: value for key, value in config.settings().items() if key not in ("seed", "data", "head", "answer")}
 
 
 def place_of(hardware: Record) -> str:
@@ -264,6 +289,7 @@ def main() -> None:
     running.add_argument("--device", default="auto")
     running.add_argument("--data", type=Path, help="folder of Fashion-MNIST's or CIFAR-10's files")
     running.add_argument("--limit", type=int, help="number of images to use; the result is then a trial")
+    running.add_argument("--from-scratch", action="store_true", help="as for secu fit")
     running.add_argument("--balance", type=float, help="as for secu fit; the result is then a trial")
     running.add_argument("--commit", help="commit of the code; default: the one checked out, if nothing was changed")
     commands.add_parser("publish", help="rewrite the table")

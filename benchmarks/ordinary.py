@@ -105,7 +105,7 @@ def run(config: Config, images: int, steps: int, workers: int, device: torch.dev
     """Train for some steps and return the mean seconds of one, including the wait for the loader."""
     encoder = Encoder(config.encoder, 3).to(device).train()
     heads = [
-        Clustering(config.model_copy(update={"heads": (clusters,), "answer": 0}), images, encoder.dim).to(device)
+        Clustering(config.model_copy(update={"heads": (clusters,), "head": 0}), images, encoder.dim).to(device)
         for clusters in config.heads
     ]
     weights = [*encoder.parameters(), *(weight for head in heads for weight in head.parameters())]

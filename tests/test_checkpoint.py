@@ -318,8 +318,8 @@ def test_model_without_a_folder_can_be_loaded(saved, trained):
 
 
 def test_answer_may_be_another_head(run):
-    method, step = make("answer=1")
-    run = Run.create(run.path, config_of("answer=1", "data.channels=1", "data.image_size=8"), force=True)
+    method, step = make("head=1")
+    run = Run.create(run.path, config_of("head=1", "data.channels=1", "data.image_size=8"), force=True)
     Checkpoint.take(method, step, 0, 0.0).save(run, method.trained_tensors)
     predictor = load_predictor(run, CPU)
     assert predictor.centers.shape == (5, 16)

@@ -299,7 +299,7 @@ MISTAKES = {
     "value": (["train", "digits", "optim.lr=fast"], ["optim.lr: 'fast'", "number"]),
     "backbone": (
         ["train", "digits", "encoder.backbone=vit"],
-        ["encoder.backbone: unknown 'vit'", "valid: hf, lite0, resnet18, resnet34, resnet50, small"],
+        ["encoder.backbone: unknown 'vit'", "valid: hf, lite0, none, resnet18, resnet34, resnet50, small"],
     ),
     "constraint": (
         ["train", "digits", "constraint.kind=sizes"],
@@ -308,7 +308,7 @@ MISTAKES = {
     "centers": (["train", "digits", "centers.kind=means"], ["centers.kind: unknown 'means'", "did you mean kmeans?"]),
     "method": (["train", "digits", "method=secuu"], ["method: unknown 'secuu'", "did you mean secu?"]),
     "choice": (["train", "digits", "optim.name=adam"], ["optim.name: 'adam'", "'sgd' or 'lars'"]),
-    "answer": (["train", "digits", "answer=5"], ["answer: 5 must be the position of one of 5 heads, from 0"]),
+    "head": (["train", "digits", "head=5"], ["head: 5 must be the position of one of 5 heads, from 0"]),
     "other method": (["train", "digits", "method=selflabel"], ["selflabel", "run secu selflabel"]),
     "combination": (["train", "cifar10-ce", "centers.kind=kmeans"], ["loss.name: ce", "got kmeans"]),
     "time limit": (["train", "digits", "--time-limit", "9x"], ["--time-limit: '9x'", "for example 9m"]),

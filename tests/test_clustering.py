@@ -325,7 +325,7 @@ def test_head_and_sizes_describe_one_head_without_padding():
 
 
 def test_head_and_sizes_are_by_default_those_of_the_answer():
-    _, clustering = make(answer=1)
+    _, clustering = make(head=1)
     clustering.labels.copy_(torch.stack([torch.arange(IMAGES) % k for k in HEADS], 1))
     assert torch.equal(clustering.head(), clustering.head(1))
     assert torch.equal(clustering.sizes(), clustering.sizes(1))
@@ -363,8 +363,8 @@ def test_the_record_describes_the_head_that_answers():
         {"largest": 3, "smallest": 2, "changed": 1.0, "crowded": 5 / 8},
         {"largest": 5, "smallest": 1, "changed": 1.0},  # no other head is as fine
     ]
-    for answer, record in enumerate(expected):
-        _, clustering = make(images=8, heads=(2, 3, 4), answer=answer)
+    for head, record in enumerate(expected):
+        _, clustering = make(images=8, heads=(2, 3, 4), head=head)
         clustering.labels.copy_(labels)
         assert list(clustering.record().items()) == list(record.items())
         assert all(isinstance(clustering.record()[name], int) for name in ("largest", "smallest"))
@@ -378,21 +378,21 @@ def test_heads_of_the_same_size_as_the_answer_count_as_finer():
     assert "crowded" not in alone.record()
 
 
-@pytest.mark.parametrize("answer", [0, 1])
-def test_changed_labels_are_those_of_one_epoch(answer):
+@pytest.mark.parametrize("head", [0, 1])
+def test_changed_labels_are_those_of_one_epoch(head):
     """From epoch to epoch and after a checkpoint, against a copy of the labels."""
-    config, clustering = make(answer=answer)
+    config, clustering = make(head=head)
     shares = []
     for epoch in range(4):
         if epoch == 2:
             state = clustering.state_dict()
             clustering = Clustering(config, IMAGES, DIM)
             clustering.load_state_dict(state)
-        before = clustering.labels[:, answer].tolist()
+        before = clustering.labels[:, head].tolist()
         clustering.start_epoch(epoch / 4)
         for index in torch.arange(IMAGES).split(BATCH):
             clustering.step(draw_embeddings(2, index, epoch), index)
-        after = clustering.labels[:, answer].tolist()
+        after = clustering.labels[:, head].tolist()
         shares.append(sum(a != b for a, b in zip(before, after, strict=True)) / IMAGES)
         assert clustering.record()["changed"] == pytest.approx(shares[-1])
     assert shares[0] == 1

@@ -111,7 +111,7 @@ def test_a_value_that_is_no_yaml_is_named():
         ("optim.epoch=3", "optim.epoch", "epochs"),
         ("augment.affine.scal=1", "augment.affine.scal", "scale"),
         ("paper.ac=1", "paper.ac", "acc"),
-        ("head=[3]", "head", "heads"),
+        ("haeds=[3]", "haeds", "heads"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_valid_one_at_every_depth(override, key, meant):
@@ -122,9 +122,8 @@ def test_an_unknown_key_names_the_nearest_valid_one_at_every_depth(override, key
 def test_an_unknown_key_that_is_near_nothing_lists_what_is_valid():
     message = complaint("optim.zzzzzzz=1")
     assert "did you mean" not in message
-    assert message.endswith(
-        "valid: batch_size, epochs, initial_epochs, lr, mixed_precision, momentum, name, warmup_epochs, weight_decay"
-    )
+    names = "backbone_lr, batch_size, epochs, initial_epochs, lr, mixed_precision, momentum, name, warmup_epochs"
+    assert message.endswith(f"valid: {names}, weight_decay")
 
 
 @pytest.mark.parametrize("key", ["..", "optim.", ".optim", "optim.lr.x", "heads.0"])
@@ -174,7 +173,7 @@ def test_a_malformed_path_is_an_error(key):
         ("seed=4294967296", ["seed", "4294967296"]),
         ("data.source=[a]", ["data.source", "['a']", "string"]),
         ("method=secus", ["method: unknown 'secus'", "did you mean secu?", "valid: secu, selflabel"]),
-        ("answer=-1", ["answer", "-1", "0"]),
+        ("head=-1", ["head", "-1", "0"]),
         ("data.values=int", ["data.values", "'int'", "match"]),
     ],
 )
@@ -205,8 +204,8 @@ def test_a_wrong_value_is_named_with_what_would_be_valid(override, parts):
         (["data.std=[0]"], ["data.std: [0.0]", "positive"]),
         (["data.std=[]"], ["data.std: []", "positive"]),
         (["optim.epochs=0", "optim.initial_epochs=0"], ["optim.epochs: 0", "optim.initial_epochs"]),
-        (["answer=10"], ["answer: 10", "one of 10 heads, from 0"]),
-        (["heads=[10]", "answer=1"], ["answer: 1", "one of 1 heads, from 0"]),
+        (["head=10"], ["head: 10", "one of 10 heads, from 0"]),
+        (["heads=[10]", "head=1"], ["head: 1", "one of 1 heads, from 0"]),
         (["method=selflabel"], ["selflabel: ", "got method=selflabel", "run secu selflabel"]),
         (["method=secu", "selflabel={}"], ["selflabel: ", "got method=secu", "run secu selflabel"]),
         (["selflabel={}"], ["selflabel: needs a single head", "run secu selflabel"]),
@@ -291,9 +290,9 @@ def test_load_recipe_returns_only_what_differs():
 # The head that answers
 
 
-@pytest.mark.parametrize(("answer", "clusters"), [(0, 4), (1, 2), (2, 9)])
-def test_the_number_of_clusters_is_that_of_the_head_that_answers(answer, clusters):
-    assert load_config("digits", ["heads=[4,2,9]", f"answer={answer}"]).clusters == clusters
+@pytest.mark.parametrize(("head", "clusters"), [(0, 4), (1, 2), (2, 9)])
+def test_the_number_of_clusters_is_that_of_the_head_that_answers(head, clusters):
+    assert load_config("digits", ["heads=[4,2,9]", f"head={head}"]).clusters == clusters
 
 
 # The shape of the inputs
@@ -403,7 +402,7 @@ def test_a_mistake_in_an_old_spelling_is_one_line(overrides, message):
     ("read", "expected"),
     [
         (lambda c: c.heads, (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)),
-        (lambda c: (c.method, c.answer, c.clusters), ("secu", 0, 10)),
+        (lambda c: (c.method, c.head, c.clusters), ("secu", 0, 10)),
         (lambda c: (c.data.source, c.data.train, c.data.test), (None, "train", "test")),
         (lambda c: (c.augment.crop_min, c.augment.size), (0.3, None)),
         (lambda c: c.augment.crop_aspect, 4 / 3),

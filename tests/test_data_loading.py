@@ -275,7 +275,7 @@ def test_a_real_ctrl_c(pictures, cache):
 def test_ctrl_c_does_not_wait_for_the_queue(pictures, cache, monkeypatch, decodes):
     counted = data_stream.decode
     monkeypatch.setattr(data_stream, "decode", lambda *a: time.sleep(0.5) or counted(*a))
-    monkeypatch.setattr(data_stream, "_cores", lambda: 2)
+    monkeypatch.setattr(data_stream, "cores", lambda: 2)
 
     def press(done, total):
         raise KeyboardInterrupt

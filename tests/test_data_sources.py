@@ -444,7 +444,7 @@ def test_new_values_on_another_scale_are_refused(array, values, found):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((4, 64)), r"has shape \(4, 64\); valid: \(N, H, W\)"),
+        (np.zeros((4, 64), int), r"has shape \(4, 64\); valid: \(N, H, W\)"),
         (np.zeros((4, 8, 8, 5)), r"has shape \(4, 8, 8, 5\)"),
         (np.zeros((64, 64, 3)), "looks like one color image"),
         (np.zeros((4, 0, 8)), r"has shape \(4, 0, 8\)"),

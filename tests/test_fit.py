@@ -369,7 +369,7 @@ def test_force_does_not_cost_the_old_run_what_the_new_one_cannot_do(finished, pi
     refused("data.source: 'dataset:digits' cannot be set here", data={"name": "digits"})
     refused("data.labels: 'folder' cannot be set here", data={"labels": "folder"})
     refused(r"heads: \[6, 3\] must start with the requested 3 clusters", heads=[6, 3])
-    refused(r"heads: \[3, 6\] must contain the requested 3 clusters at position 1 \(answer\)", answer=1)
+    refused(r"heads: \[3, 6\] must contain the requested 3 clusters at position 1 \(head\)", head=1)
     refused("there are no labels to start from", heads=[3], selflabel={"confidence": 0.9})
 
 

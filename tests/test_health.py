@@ -190,7 +190,7 @@ def test_other_runs_are_advised_to_raise_balance(asked):
 
 def test_the_head_that_answers_is_judged():
     """Of its clusters, not of those of the first head."""
-    asked = resolve({"heads": [3, 5], "answer": 1})
+    asked = resolve({"heads": [3, 5], "head": 1})
     only(warnings_of([], predictions((25, 25, 25, 25, 0)), asked), "1 of 5 clusters are empty (4)")
     assert warnings_of([], predictions((20,) * 5), asked) == ()
 

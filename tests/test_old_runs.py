@@ -139,7 +139,7 @@ def test_settings_are_read_under_their_old_names(kept, name):
     assert (old["augment"]["plain"], config.augment.plain) == ("centre", "center")
     assert config.data.source == (old["data"]["source"] if name == "fit" else "dataset:digits")
     assert config.method == ("selflabel" if name == "selflabel" else "secu")
-    assert (config.answer, config.clusters) == (0, old["heads"][0])
+    assert (config.head, config.clusters) == (0, old["heads"][0])
     if config.selflabel:
         assert (old["selflabel"]["unsure"], config.selflabel.uncertain) == ("chances", "probabilities")
     assert run.input_shape() == ((3, 12, 12) if name == "fit" else (1, 8, 8))

@@ -163,7 +163,8 @@ def test_each_picture_is_decoded_once_for_training_and_at_most_once_for_the_repo
         Image.fromarray(pixels).resize((80, 80)).save(tmp_path / "p" / f"{number}.png")
     decoded = counted(monkeypatch, "secu.data.stream.decode")
     phases = Phases(decoded)
-    prepared = prepare(request_of(tmp_path / "p", overrides={"optim": {"epochs": 0}}, cache=tmp_path / "cache"))
+    none = {"optim": {"epochs": 0}}
+    prepared = prepare(request_of(tmp_path / "p", encoder="scratch", overrides=none, cache=tmp_path / "cache"))
     finished = fit(prepared, tmp_path / "run", listener=phases)
     assert finished.results.images.shape == (1, 16, 16)
     training = Counter(Path(path).name for path, *_ in decoded[: phases.before_report])
@@ -413,7 +414,7 @@ def test_evaluate_prints_the_scores_of_the_last_epoch(used, secu):
 @pytest.fixture(scope="module")
 def second_head(tmp_path_factory, tiny_pictures) -> Run:
     """Return a run whose second head answers."""
-    asked = merge(SHORT, {"heads": [6, 3], "answer": 1, "optim": {"epochs": 12}})
+    asked = merge(SHORT, {"heads": [6, 3], "head": 1, "optim": {"epochs": 12}})
     folder = tmp_path_factory.mktemp("second-head")
     return fitted(folder, tiny_pictures, labels="folder", overrides=asked, report=True)
 
@@ -482,7 +483,7 @@ def test_export_answers_by_that_head(second_head, by_hand, tmp_path):
 @pytest.mark.parametrize("heads", [[6, 3], [3, 3]])
 def test_self_labeling_continues_that_head(tiny_pictures, tmp_path, heads):
     """Also where another head has as many clusters."""
-    asked = merge(SHORT, {"heads": heads, "answer": 1})
+    asked = merge(SHORT, {"heads": heads, "head": 1})
     first = fitted(tmp_path, tiny_pictures, overrides=asked)
     second = self_label(
         first,
@@ -491,7 +492,7 @@ def test_self_labeling_continues_that_head(tiny_pictures, tmp_path, heads):
         device="cpu",
         report=False,
     ).run
-    assert (second.config().heads, second.config().answer) == ((3,), 0)
+    assert (second.config().heads, second.config().head) == ((3,), 0)
     ours = second.load_model()["clustering.centers.weight"][0, :3]
     theirs = first.load_model()["clustering.centers.weight"][1, :3]
     assert torch.equal(ours, theirs)

@@ -136,5 +136,5 @@ def test_fewer_large_images_are_held_at_once(side, most):
 
 
 def test_features_come_in_full_batches():
-    parts = batches_of(torch.arange(1100), Images(torch.zeros(1100, 7)))
-    assert [len(part) for part in parts] == [512, 512, 76]
+    parts = batches_of(torch.arange(9000), Images(torch.zeros(9000, 7)))
+    assert [len(part) for part in parts] == [4096, 4096, 808]

@@ -18,7 +18,19 @@ from secu.settings import flatten, load_config, load_recipe, merge, nest, recipe
 SNAPSHOT = Path(__file__).with_name("recipes_snapshot.json")
 OLD_SNAPSHOT = Path(__file__).with_name("old_runs") / "recipes_snapshot.json"  # of version 0.1
 RENAMED = {"augment.grey_prob": "augment.gray_prob"}
-NEW = {"method": "secu", "answer": 0}
+NEW = {
+    "method": "secu",
+    "head": 0,
+    "answer": "head",
+    "data.features": None,
+    "encoder.trainable": "all",
+    "neighbors.count": 0,
+    "neighbors.start": 0.5,
+    "neighbors.every": 10,
+    "features.components": 256,
+    "features.dropout": 0.1,
+    "optim.backbone_lr": None,
+}
 
 
 def resolved() -> dict[str, Any]:

@@ -476,7 +476,7 @@ def test_warnings_settings_facts_and_scores_are_shown(data):
 
 
 def test_settings_are_in_plain_words():
-    shown = page.settings(load_config("digits", ["heads=[30,10,20]", "answer=1"]))
+    shown = page.settings(load_config("digits", ["heads=[30,10,20]", "head=1"]))
     assert list(shown) == ["Clusters", "Balance", "Network", "Epochs", "Batch size", "Learning rate", "Random seed"]
     assert shown["Clusters"] == "10"
     assert shown["Epochs"] == str(load_config("digits").optim.total_epochs)

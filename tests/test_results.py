@@ -92,6 +92,9 @@ class Fixed:
     def embed(self, images):
         return self.embeddings
 
+    def compare(self, embeddings_ND):
+        return embeddings_ND @ self.centers.T
+
     def choose(self, cosines_NK):
         return choose(cosines_NK, 0.05)
 
@@ -175,7 +178,7 @@ def test_copies_of_an_image_are_never_outliers(tmp_path):
 
 
 def test_the_head_that_answers_is_the_one_of_the_config(tmp_path, digits):
-    run = make_run(tmp_path / "run", "answer=1")
+    run = make_run(tmp_path / "run", "head=1")
     results = find_results(run, predictor_of(run), digits)
     assert results.centers.shape == (6, 16)
     write_results(run, results, pictures=False)

@@ -43,13 +43,13 @@ ONCE = {"optim": {"epochs": 1}}
 def few_images(tmp_path_factory):
     """Let the data set be 240 digits of four kinds, and the cache of own images a new one."""
     with pytest.MonkeyPatch.context() as patch:
-        real = secu.apps.images.load
+        real = secu.apps.images.open_inputs
 
-        def load(data, *arguments, **options):
-            few = data.source == "dataset:digits"
-            return few_digits() if few else real(data, *arguments, **options)
+        def load(config, *arguments, **options):
+            few = config.data.source == "dataset:digits"
+            return few_digits() if few else real(config, *arguments, **options)
 
-        patch.setattr("secu.apps.images.load", load)
+        patch.setattr("secu.apps.images.open_inputs", load)
         patch.setenv("SECU_DATA", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -294,9 +294,9 @@ def test_settings_that_are_asked_for_win(first):
 
 
 def test_head_that_answers_is_the_one_that_is_self_labeled(first):
-    other = first.config().model_copy(update={"answer": 1})
+    other = first.config().model_copy(update={"head": 1})
     config = second_config(other, first.path, COUNT, {})
-    assert (config.heads, config.answer) == ((6,), 0)
+    assert (config.heads, config.head) == ((6,), 0)
 
 
 # Own images, and the commands

@@ -134,7 +134,7 @@ PARTS = {
     "no-constraint": ("constraint.kind=none",),
     "rising": ("centers.schedule=rising",),
     "heads-of-other-order": ("heads=[5,3,7]",),
-    "other-answer": ("heads=[5,3,7]", "answer=1"),
+    "other-head": ("heads=[5,3,7]", "head=1"),
     "color-crops": ("augment.crop_min=0.3", "augment.blur_prob=[1,0.1]", "augment.solarize_prob=[0,0.2]"),
 }
 

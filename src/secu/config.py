@@ -33,6 +33,7 @@ class DataConfig(Model):
     image_size: int | None = Field(None, ge=1)  # side of the square that images are decoded to; None: as stored
     channels: Literal[1, 3] | None = None  # decode to gray or to color; None: as stored
     values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # range of an array or of 16-bit files
+    features: int | None = Field(None, ge=1)  # length of the feature vectors that are trained on; None: pixels
     mean: Channels = (0.5,)  # mean per channel, for pixel values between 0 and 1
     std: Channels = (0.25,)  # standard deviation per channel
 
@@ -83,10 +84,26 @@ class AugmentConfig(Model):
         return self
 
 
+class FeaturesConfig(Model):
+    """Views of feature vectors, for runs that are trained on them (views/features.py)."""
+
+    components: int = Field(256, ge=2)  # principal components that are kept of longer vectors
+    dropout: float = Field(0.1, ge=0, lt=1)  # share of the components that is set to zero in a view
+
+
+class NeighborsConfig(Model):
+    """Nearest neighbors as views: the second view of an image is one of its neighbors (views/neighbors.py)."""
+
+    count: int = Field(0, ge=0)  # number of neighbors to draw from; 0: both views are of the image itself
+    start: float = Field(0.5, ge=0, lt=1)  # share of the run before neighbors in the run's own embeddings are used
+    every: int = Field(10, ge=1)  # epochs between two searches in the run's own embeddings
+
+
 class EncoderConfig(Model):
     """The network from pixels to unit embeddings."""
 
-    backbone: Backbone = "resnet18"  # network from pixels to features; lite0 and hf:NAME are pretrained
+    backbone: Backbone = "resnet18"  # network from pixels to features; lite0 and hf:NAME are pretrained, none: vectors
+    trainable: Literal["all", "last", "nothing"] = "all"  # what is trained of the backbone: last: its last stage
     stem: Literal["cifar", "stl", "imagenet"] = "cifar"  # first layers of a ResNet
     projection_layers: int = Field(2, ge=0, le=3)  # layers of the MLP from features to embeddings; 0: none
     prediction_layers: Literal[0, 2] = 0  # layers of the MLP on top of the projection; 0: none
@@ -154,6 +171,7 @@ class OptimConfig(Model):
 
     name: Literal["sgd", "lars"] = "sgd"  # optimizer of the encoder
     lr: float = Field(0.2, ge=0)  # learning rate after the warm-up; decays to 0 along a half cosine
+    backbone_lr: float | None = Field(None, ge=0)  # that of the backbone, for example a pretrained one; None: the same
     momentum: float = Field(0.9, ge=0, lt=1)  # momentum of the encoder and the centers
     weight_decay: float = Field(1e-4, ge=0)  # weight decay of the encoder and the centers
     batch_size: int = Field(128, ge=2)  # images per step
@@ -202,9 +220,12 @@ class Config(Model):
     init_from: str | None = None  # run folder to initialize encoder and heads from
     seed: int = Field(0, ge=0, lt=2**32)  # seed of all random numbers
     heads: tuple[int, ...] = tuple(range(10, 101, 10))  # [K] number of clusters of each head; all share one encoder
-    answer: int = Field(0, ge=0)  # index of the main head, whose clusters are reported, from 0
+    head: int = Field(0, ge=0)  # index of the main head, from 0
+    answer: Literal["head", "tree", "auto"] = "head"  # reported clusters: the main head's, or merged finer ones
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
+    features: FeaturesConfig = FeaturesConfig()
+    neighbors: NeighborsConfig = NeighborsConfig()
     encoder: EncoderConfig = EncoderConfig()
     loss: LossConfig = LossConfig()
     constraint: ConstraintConfig = ConstraintConfig()
@@ -224,8 +245,10 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
-        if self.answer >= len(self.heads):
-            raise ValueError(f"answer: {self.answer} must be the position of one of {len(self.heads)} heads, from 0")
+        if self.head >= len(self.heads):
+            raise ValueError(f"head: {self.head} must be the position of one of {len(self.heads)} heads, from 0")
+        if self.answer == "tree" and max(self.heads) <= self.clusters:
+            raise ValueError(f"answer: tree needs a head of more than {self.clusters} clusters, got {list(self.heads)}")
         if (self.method == "selflabel") != (self.selflabel is not None):
             raise ValueError(
                 f"selflabel: only used with method=selflabel, got method={self.method}; run secu selflabel"
@@ -239,7 +262,7 @@ class Config(Model):
     @property
     def clusters(self) -> int:
         """Number of clusters of the main head."""
-        return self.heads[self.answer]
+        return self.heads[self.head]
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect training: all except the description and the paper's numbers."""

@@ -24,9 +24,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from secu.apps.console import ConsoleListener
 from secu.apps.fit import FitRequest, fit, nested, prepare
+from secu.apps.images import load_inputs
 from secu.apps.selflabel import second_config, self_label
 from secu.cluster.metrics import accuracy
-from secu.data import ArraySource, Images, Source, load_images, open_images, printable, shape_of
+from secu.data import ArraySource, Images, Source, open_images, printable, shape_of
 from secu.errors import UserError
 from secu.methods.predictor import Predictions, Predictor
 from secu.results.health import warnings_of
@@ -44,17 +45,19 @@ PathLike = str | os.PathLike[str]
 
 
 class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
-    """Clusters images without labels: stable cluster discrimination.
+    """Clusters images, or feature vectors, without labels: stable cluster discrimination.
 
     Settings that are not given are chosen from the number, size and color of the images and the device, as in
-    ``secu fit``. The same settings give the same clusters. ``X`` is one of the following: an array or tensor of shape
-    (N, H, W), (N, H, W, 3), (N, 3, H, W) or (N, H·H) with values from 0 to 1, 16 or 255; a list of paths or of PIL
-    images; or the path of a folder, an array file, a manifest or an archive, or a glob pattern. Images may have any
-    size.
+    ``secu fit``. The same settings give the same clusters. ``X`` is one of the following: an array or tensor of images
+    of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W) with values from 0 to 1, 16 or 255; a matrix (N, D) of feature
+    vectors; a matrix (N, H·H) of uint8, which are gray squares; a list of paths or of PIL images; or the path of a
+    folder, an array file, a manifest or an archive, or a glob pattern. Images may have any size.
 
     Args:
         n_clusters: Number of groups to find.
-        balance: How equal the groups should be, from 0 (any size) to 1 (equally large).
+        encoder: ``lite0`` or ``hf:NAME-OR-FOLDER``, a pretrained network whose features are clustered; ``scratch``, a
+            network that is trained on these images alone; None: chosen by rule.
+        balance: How equal the groups should be held, from 0 (any size) to 1 (equally large); None: chosen by rule.
         random_state: Seed of all random numbers; if None, a different one each time.
         epochs: Number of passes over the images; if None, it is chosen automatically.
         self_label: Whether to run self-labeling afterwards, as ``secu selflabel`` does: True, or the settings of that
@@ -81,7 +84,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         self,
         n_clusters: int = 10,
         *,
-        balance: float = 0.9,
+        encoder: str | None = None,
+        balance: float | None = None,
         random_state: int | np.random.RandomState | None = 0,
         epochs: int | None = None,
         self_label: bool | Mapping[str, Any] = False,
@@ -93,6 +97,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         verbose: int = 0,
     ) -> None:
         self.n_clusters = n_clusters
+        self.encoder = encoder
         self.balance = balance
         self.random_state = random_state
         self.epochs = epochs
@@ -189,13 +194,14 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             random_state=config.seed,
             epochs=note.get("epochs"),
             settings=note.get("settings"),
-            balance=note.get("balance", config.constraint.lower),
+            encoder=note.get("encoder"),
+            balance=note.get("balance"),
             self_label=note.get("self_label", False),
         )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = tags.input_tags.positive_only = True
+        tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
 
@@ -219,8 +225,9 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         return FitRequest(
             source,
             clusters=_number("n_clusters", self.n_clusters, operator.index),
-            balance=_number("balance", self.balance, float),
+            balance=None if self.balance is None else _number("balance", self.balance, float),
             overrides=settings,
+            encoder=self.encoder,
             device=self.device,
             allow_bad=self.allow_bad,
         )
@@ -240,7 +247,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         settings = flatten(nested(self.settings or {})) or None
         note: dict[str, Any] = {"epochs": self.epochs and int(self.epochs), "settings": settings}
         taught = flatten(nested(self.self_label)) if isinstance(self.self_label, Mapping) else bool(self.self_label)
-        note |= {"balance": float(self.balance), "self_label": taught}
+        balance = None if self.balance is None else float(self.balance)
+        note |= {"encoder": self.encoder, "balance": balance, "self_label": taught}
         if isinstance(source, ArraySource):
             note["n_features_in"] = math.prod(source.array.shape[1:])
         path = run.path / "run.json"
@@ -284,19 +292,20 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def _images(self, X: Any) -> Images:
         """Load images in the format that the model expects."""
         check_is_fitted(self)
+        given = np.shape(X)[1] if getattr(X, "ndim", 0) == 2 else self.n_features_in_
+        if given != self.n_features_in_:
+            wanted = self.n_features_in_
+            raise UserError(f"X has {given} features, but SeCu is expecting {wanted} features as input")
         source = open_images(X)
         source.require_images()
         for name, reason in (*source.skipped, *source.repeated):
             raise UserError(
                 f"X: {printable(name)}: {reason}; predict needs every image (secu predict skips unreadable ones)"
             )
-        if isinstance(source, ArraySource):
-            given = math.prod(source.array.shape[1:])
-            if not source.place and np.ndim(X) == 2 and given != self.n_features_in_:
-                wanted = self.n_features_in_
-                raise UserError(f"X has {given} features, but SeCu is expecting {wanted} features as input")
         data = self.config_.data
-        return load_images(source, shape_of(data), values=source.values_of(data.values, new=True), strict=True)
+        values = source.values_of(data.values, new=True)
+        config = self.config_.model_copy(update={"data": data.model_copy(update={"values": values})})
+        return load_inputs(config, source, device=self.device, strict=True)
 
 
 class CallbackListener(ConsoleListener):

@@ -41,6 +41,10 @@ class Registry:
 
         return add
 
+    def names(self) -> list[str]:
+        """Return the names of all parts."""
+        return sorted(self._parts)
+
     def __contains__(self, name: object) -> bool:
         return name in self._parts
 
@@ -82,6 +86,7 @@ CENTERS = Registry(
 )
 BACKBONES = Registry(
     "encoder.backbone",
+    none="secu.nets.backbones:no_backbone",
     small="secu.nets.backbones:small",
     resnet18="secu.nets.backbones:resnet18",
     resnet34="secu.nets.backbones:resnet34",

@@ -117,6 +117,8 @@ def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
         del upgraded["data"]["name"]
         if name != "own":
             upgraded["data"]["source"] = f"dataset:{name}"
+    if isinstance(upgraded.get("answer"), int):  # the position of the main head
+        upgraded["head"] = upgraded.pop("answer")
     if "method" not in upgraded and upgraded.get("selflabel") is not None:
         upgraded["method"] = "selflabel"
     return upgraded
@@ -128,7 +130,12 @@ def _mapping(settings: dict[str, Any], section: str) -> dict[str, Any]:
 
 
 def with_shape(config: Config, shape: tuple[int, ...]) -> Config:
-    """Return a config with the input shape (channels, height, width) filled in where it was left to the data."""
+    """Return a config with the shape of the inputs filled in where it was left to the data.
+
+    The shape is (channels, height, width) of images, or (D,) of feature vectors.
+    """
+    if len(shape) == 1:
+        return resolve(merge(config.model_dump(), {"data": {"features": shape[0]}}))
     if len(shape) != 3 or shape[1] != shape[2]:
         return config
     stated = config.data.model_dump(include={"image_size", "channels"}, exclude_none=True)

@@ -138,11 +138,11 @@ def show_plan(console: Console, prepared: Prepared, *, reasons: bool) -> None:
     source = prepared.source
     plan = prepared.plan
     console.print(f"{len(source.ids):,} images in {printable(source.name)}", soft_wrap=True)
-    if prepared.note:
-        console.print(prepared.note, soft_wrap=True)
+    for note in prepared.notes:
+        console.print(note, soft_wrap=True)
     for reason in plan.reasons if reasons else ():
         console.print(f"  {reason}", soft_wrap=True)
-    console.print(f"about {duration(plan.seconds)} on this device", soft_wrap=True)
+    console.print(f"about {duration(plan.total_seconds)} on this device", soft_wrap=True)
     if plan.hopeless:
         advice = "use a GPU, smaller images (data.image_size) or fewer images"
         console.print(f"this would take too long here: {advice}", soft_wrap=True)

@@ -15,7 +15,7 @@ from secu.train.run import Run
 
 
 class Exported(nn.Module):
-    """uint8 images (N, C, H, W) → their cluster (N,) int64 and its confidence (N,) float32."""
+    """uint8 images (N, C, H, W), or feature vectors (N, D) → cluster (N,) int64 and its confidence (N,) float32."""
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
@@ -37,14 +37,19 @@ def export_onnx(run: Run, path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"export: folder {path.parent} does not exist")
     shape = run.input_shape()
-    module = Exported(load_predictor(run, torch.device("cpu"))).eval()
-    example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    predictor = load_predictor(run, torch.device("cpu"))
+    if predictor.front is not None:
+        predictor.front.load()
+    module = Exported(predictor).eval()
+    on_images = len(shape) == 3
+    example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8) if on_images else torch.rand(2, *shape)
+    name = "images" if on_images else "features"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
         program = torch.onnx.export(
             module,
             (example,),
-            input_names=["images"],
+            input_names=[name],
             output_names=["cluster", "confidence"],
             dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
             dynamo=True,
@@ -52,5 +57,6 @@ def export_onnx(run: Run, path: Path) -> None:
         )
     assert program is not None
     how = "shorter side scaled to the size with an antialiased bilinear filter, then center-cropped"
-    program.model.metadata_props["preprocessing"] = f"uint8 {'gray' if shape[0] == 1 else 'RGB'} 0 to 255; {how}"
+    pixels = f"uint8 {'gray' if shape[0] == 1 else 'RGB'} 0 to 255; {how}"
+    program.model.metadata_props["preprocessing"] = pixels if on_images else "none: feature vectors as in training"
     write_atomically(path, lambda temporary: program.save(temporary, external_data=False))

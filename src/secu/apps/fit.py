@@ -1,7 +1,7 @@
 """Cluster your own images: from a source to a finished run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,17 +9,20 @@ import numpy as np
 import torch
 
 from secu.apps import pipeline
-from secu.apps.images import require_unchanged
-from secu.apps.plan import Facts, Plan, make_plan
+from secu.apps.feature_plan import PRETRAINED, SMALL_IMAGES, Facts, choose_backbone
+from secu.apps.images import load_inputs, require_unchanged
+from secu.apps.plan import Plan, make_plan
 from secu.config import Config, DataConfig
-from secu.data import Images, Source, load_images, open_source, remember, shape_of
+from secu.data import Images, Source, VectorSource, open_source, remember, shape_of
 from secu.errors import UserError
+from secu.nets.pretrained import describe, missing_extra, require_extra
 from secu.settings import merge, nest, resolve
 from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.run import Run
 
 BATCH = 64  # batch size for computing pixel statistics
+SCRATCH = "scratch"  # as an encoder: a network that starts from random weights
 STATISTICS = 2_000  # maximum number of images used for the mean and standard deviation of the pixels
 
 
@@ -29,12 +32,13 @@ class FitRequest:
 
     source: str | Source
     clusters: int
-    balance: float = 0.9
+    balance: float | None = None
     labels: str | None = None
     overrides: Mapping[str, Any] | None = None
     device: str = "auto"
     allow_bad: bool = False
     cache: Path | None = None
+    encoder: str | None = None  # SCRATCH or a pretrained backbone; None: chosen by rule
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Prepared:
     request: FitRequest
     source: Source
     plan: Plan
-    note: str  # how pixel values are interpreted, if that was ambiguous
+    notes: tuple[str, ...]  # how pixel values are interpreted if that was ambiguous, and what could be better
     before: Run | None
 
 
@@ -68,6 +72,7 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     if before is not None:
         decoding = before.config().data.model_dump(include={"image_size", "channels", "values"}, exclude_none=True)
         overrides = merge({"data": decoding}, overrides)
+    overrides = _with_encoder(overrides, request.encoder)
     device = choose_device(request.device)
     asked = resolve(overrides).data
     _refuse_source(asked)
@@ -75,15 +80,52 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     source.require_images()
     probe = source.probe()
     values = _values(source, probe.values, asked.values)
-    facts = Facts(len(source.ids), probe.side, probe.channels, device.type)
+    features = source.vectors.shape[1] if isinstance(source, VectorSource) else 0
+    facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features)
+    facts, note = _with_backbone(facts, overrides, scratch=request.encoder == SCRATCH)
     place = {"source": source.place or None, "labels": request.labels, "values": values}
     plan = make_plan(facts, request.clusters, request.balance, merge(overrides, {"data": place}))
     if plan.config.clusters != request.clusters:
         wanted = f"the requested {request.clusters} clusters"
-        answer = plan.config.answer
-        must = f"contain {wanted} at position {answer} (answer)" if answer else f"start with {wanted}"
+        head = plan.config.head
+        must = f"contain {wanted} at position {head} (head)" if head else f"start with {wanted}"
         raise UserError(f"heads: {list(plan.config.heads)} must {must}")
-    return Prepared(request, source, plan, source.note(values), before)
+    notes = tuple(text for text in (source.note(values), note) if text)
+    return Prepared(request, source, plan, notes, before)
+
+
+def _with_encoder(overrides: dict[str, Any], encoder: str | None) -> dict[str, Any]:
+    """Return the overrides with the requested encoder, which must not contradict them."""
+    backbone = overrides.get("encoder", {}).get("backbone")
+    if encoder is None:
+        return overrides
+    if backbone not in (None, encoder):
+        raise UserError(f"encoder: {encoder} contradicts encoder.backbone={backbone}; give one of them")
+    return overrides if encoder == SCRATCH else merge(overrides, {"encoder": {"backbone": encoder}})
+
+
+def _with_backbone(facts: Facts, overrides: Mapping[str, Any], *, scratch: bool) -> tuple[Facts, str]:
+    """Return the facts with the frozen backbone, if one is to be used, and a note for the user."""
+    asked = overrides.get("encoder", {})
+    backbone = asked.get("backbone")
+    trainable = asked.get("trainable")
+    if facts.features:
+        if scratch or backbone not in (None, "none"):
+            raise UserError(f"encoder: {backbone or SCRATCH} needs images, got feature vectors")
+        return facts, ""
+    if scratch:
+        return facts, ""
+    if backbone is None and trainable is None:
+        size = overrides.get("data", {}).get("image_size") or facts.side
+        frozen, why = choose_backbone(replace(facts, side=size))
+        missing = not frozen and missing_extra(PRETRAINED) is not None and facts.side > SMALL_IMAGES
+        return replace(facts, frozen=frozen), why if missing else ""
+    if backbone is None or describe(backbone) is None:
+        if trainable not in (None, "all"):
+            raise UserError(f"encoder.trainable: {trainable} needs a pretrained encoder.backbone, got {backbone}")
+        return facts, ""
+    require_extra(backbone)
+    return (replace(facts, frozen=backbone) if trainable in (None, "nothing") else facts), ""
 
 
 def _refuse_source(asked: DataConfig) -> None:
@@ -117,10 +159,10 @@ def fit(
     listener = listener or Listener()
     request = prepared.request
     data = prepared.plan.config.data
-    images = load_images(
+    images = load_inputs(
+        prepared.plan.config,
         prepared.source,
-        shape_of(data),
-        values=data.values,
+        device=request.device,
         cache=request.cache,
         allow_bad=request.allow_bad,
         progress=listener.reading,
@@ -129,9 +171,9 @@ def fit(
         needed = f"{request.clusters} clusters need at least {request.clusters} readable images"
         raise UserError(f"clusters: {needed}, got {len(images)}")
     known = remember(images)
-    config = with_statistics(prepared.plan.config, images)
+    config = with_statistics(prepared.plan.config, images) if len(images.shape) == 3 else prepared.plan.config
     before = prepared.before
-    if before is not None and shape_of(config.data) == before.input_shape():  # otherwise a setting differs
+    if before is not None and shape_of(data) == before.input_shape():  # otherwise a setting differs
         require_unchanged(before, known)
     test = images if request.labels else None
     options["device"] = request.device

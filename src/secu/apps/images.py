@@ -1,33 +1,95 @@
-"""Load the images that a run was trained on, and the images to score it on."""
+"""Load the inputs of a run: its training images or their features, and the images to score it on."""
 
 from pathlib import Path
 
 from secu.config import Config
-from secu.data import Images, Known, changes, load, remember, splits_of
+from secu.data import (
+    Images,
+    Known,
+    Progress,
+    Source,
+    changes,
+    load_images,
+    open_source,
+    remember,
+    shape_of,
+    splits_of,
+)
 from secu.errors import UserError
+from secu.nets.embedding import embed_images
+from secu.nets.front import Front, needs_front
+from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.run import Run
 
 
-def images_to_score(config: Config, images: Images, root: Path | None = None) -> Images | None:
+def load_inputs(
+    config: Config,
+    source: Source,
+    *,
+    device: str = "auto",
+    cache: Path | None = None,
+    allow_bad: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Images:
+    """Return what a run is trained on: the images of a source, or their features under a frozen backbone.
+
+    See ``load_images`` and ``embed_images`` for the arguments.
+    """
+    shape = shape_of(config.data)
+    values = config.data.values
+    if not needs_front(config):
+        return load_images(
+            source, shape, values=values, cache=cache, allow_bad=allow_bad, strict=strict, progress=progress
+        )
+    front = Front(config, shape[0]).to(choose_device(device))
+    return embed_images(
+        source, front, shape, values=values, cache=cache, allow_bad=allow_bad, strict=strict, progress=progress
+    )
+
+
+def open_inputs(
+    config: Config,
+    split: str | None = None,
+    root: Path | None = None,
+    *,
+    device: str = "auto",
+    allow_bad: bool = False,
+    progress: Progress | None = None,
+) -> Images:
+    """Open the source in a run's settings and load its inputs; if it has splits, by default those to train on."""
+    data = config.data
+    if data.source is None:
+        raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
+    if split is None and splits_of(data.source):
+        split = data.train
+    source = open_source(data.source, data.labels, split, root=root)
+    return load_inputs(config, source, device=device, allow_bad=allow_bad, progress=progress)
+
+
+def images_to_score(config: Config, images: Images, root: Path | None = None, device: str = "auto") -> Images | None:
     """Return the images to score a run on: the test split, or the training images if they have labels."""
     source = config.data.source
     if source is not None and splits_of(source):
-        return load(config.data, config.data.test, root)
+        return open_inputs(config, config.data.test, root, device=device)
     return images if images.targets is not None else None
 
 
-def images_of(run: Run, listener: Listener, split: str | None = None, root: Path | None = None) -> Images:
+def images_of(
+    run: Run, listener: Listener, split: str | None = None, root: Path | None = None, device: str = "auto"
+) -> Images:
     """Return the images that a run was trained on, or another split of its data set.
 
     Images that were removed, changed or added since then are left out; the listener is notified of missing ones.
     """
-    data = run.config().data
+    config = run.config()
+    data = config.data
     if data.source is None:
         raise UserError(f"run: {run.path} was trained on images in memory, which cannot be reloaded")
     known = run.images()
     try:
-        images = load(data, split, root, progress=listener.reading, allow_bad=True)
+        images = open_inputs(config, split, root, device=device, progress=listener.reading, allow_bad=True)
     except UserError as error:
         if splits_of(data.source):
             raise

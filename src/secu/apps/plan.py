@@ -1,13 +1,18 @@
 """Choose a complete config for the user's images: a handful of rules, each with its reason.
 
-The rules depend on four facts: the number of images, their size, whether they are gray or color, and the device.
-docs/lab/defaults.md shows the resulting accuracy. Every choice can be overridden with ``key=value``.
+The rules depend on a few facts: the number of images, their size, whether they are gray or color, the device, and
+whether the encoder is pretrained (feature_plan.py). docs/lab/defaults.md shows the resulting accuracy. Every choice can
+be overridden with ``key=value``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from secu.apps import feature_plan
+from secu.apps.feature_plan import Change, Facts, asked
 from secu.config import Config
+from secu.data.stream import cores
 from secu.errors import UserError
 from secu.nets.pretrained import describe
 from secu.settings import flatten, merge, resolve
@@ -18,85 +23,110 @@ STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 156_400}  # training steps per run
 FEWEST_EPOCHS = 20
 MOST_EPOCHS = 400
 GRADIENT_FROM = 0.7  # minimum balance for centers moved by gradient; below it, one cluster may absorb the others
+FINE_TUNING = 0.1  # learning rate of a pretrained backbone, relative to that of the rest
 CENTERS_RATE = 4  # ratio to the encoder's learning rate, as in the paper for CIFAR-100-20 and STL-10 (CIFAR-10: 6)
 # Images per second, forward and backward, for two views of 32 x 32 pixels; scaled by the number of pixels. Rough
 # estimates: measured on two CPU cores and one H200; mps is a guess.
 SPEED = {("cpu", "small"): 250, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
+SHORTEST_STEP = {"cuda": 0.0038}  # seconds; small batches do not fill a GPU
+STARTING = {"cpu": 8, "mps": 20, "cuda": 80}  # seconds for imports, compilation, and the report
+READ_PIXELS = 60e6  # pixels decoded per second and core
+READ_FILES = 4_000  # files opened per second and core
 HOPELESS_HOURS = 12
+BALANCE = 0.9  # the paper's lower bound on the size of a cluster, as a share of an equal size
 NOT_SHOWN = ("data.source", "data.labels", "data.values", "seed")  # settings omitted from the printed plan
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Inputs of the rules."""
-
-    images: int
-    side: int  # median of the shorter side, in pixels
-    channels: int
-    device: str
+Rule = Callable[[Facts, int, dict[str, Any]], Change]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A config, the reasons for it, and the estimated training time."""
+    """A config, the reasons for it, and the estimated seconds of training and of everything else."""
 
     config: Config
     reasons: tuple[str, ...]
     seconds: float
+    other_seconds: float = 0.0
 
     @property
     def hopeless(self) -> bool:
         """Whether training would take unreasonably long."""
         return self.seconds > HOPELESS_HOURS * 3600
 
+    @property
+    def total_seconds(self) -> float:
+        """Estimated time of the whole command."""
+        return self.seconds + self.other_seconds
 
-def make_plan(facts: Facts, clusters: int, balance: float, overrides: dict[str, Any]) -> Plan:
-    """Return the config for these images and this many clusters, with overrides applied."""
+
+def make_plan(facts: Facts, clusters: int, balance: float | None, overrides: dict[str, Any]) -> Plan:
+    """Return the config for these images and this many clusters, with overrides applied.
+
+    Without a ``balance``, groups may be of any size: the run chooses between equal clusters and merged ones.
+    """
     if clusters < 2:
         raise UserError(f"clusters: {clusters} must be at least 2")
     if clusters > facts.images:
         raise UserError(f"clusters: {clusters} clusters need at least {clusters} images, got {facts.images}")
-    if not 0 <= balance <= 1:
+    if balance is not None and not 0 <= balance <= 1:
         raise UserError(f"balance: {balance} must be from 0 (groups of any size) to 1 (all groups equally large)")
-    rules = (_size, _channels, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
     settings: dict[str, Any] = {}
     reasons: list[str] = []
     overrides = _checked(overrides)
-    if (_asked(overrides, "constraint", "kind") or "size") == "size":
-        lower = _asked(overrides, "constraint", "lower")
-        lower = balance if lower is None else lower
-        settings["constraint"] = {"kind": "size", "lower": lower, "dual_schedule": "falling"}
-        reasons.append(
-            f"constraint.lower={lower}: every group gets at least {lower:.0%} of an equal share (balance); the dual "
-            "step size decays to zero, so assignments settle"
-        )
-    else:
-        reasons.append("balance: not used, because constraint.kind is not size")
-    for rule in rules:
+    rules = feature_plan.RULES if facts.on_features else RULES
+    for rule in (_constraint(balance), *rules, _answer(balance)):
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
         reasons.append(reason)
     reasons += [f"{key}={value}: as requested" for key, value in flatten(overrides).items() if key not in NOT_SHOWN]
     config = resolve(merge(settings, overrides))
-    return Plan(config, tuple(reasons), estimate(config, facts))
+    return Plan(config, tuple(reasons), estimate(config, facts), _overhead(config, facts))
 
 
 def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
     """Validate the overrides, so that the rules only see valid values."""
-    asked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
-    if asked.get("data", {}).get("image_size", 1) is None:
+    checked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
+    if checked.get("data", {}).get("image_size", 1) is None:
         raise UserError("data.image_size: must be a number of pixels, got null")
-    if asked.get("data", {}).get("channels", 1) is None:
+    if checked.get("data", {}).get("channels", 1) is None:
         raise UserError("data.channels: must be 1 (gray) or 3 (color), got null")
-    return asked
+    return checked
 
 
-Change = tuple[dict[str, Any], str]
+def _constraint(balance: float | None) -> Rule:
+    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+        kind = asked(settings, "constraint", "kind")
+        if kind is None and facts.on_features and balance is None:
+            return feature_plan.constraint()
+        if kind not in (None, "size"):
+            return {}, "balance: not used, because constraint.kind is not size"
+        lower = asked(settings, "constraint", "lower")
+        if lower is None:
+            lower = BALANCE if balance is None else balance
+        why = f"every cluster gets at least {lower:.0%} of an equal share"
+        return (
+            {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
+            f"constraint.lower={lower}: {why}; the dual step size decays to zero, so assignments settle",
+        )
+
+    return rule
 
 
-def _asked(settings: dict[str, Any], section: str, name: str) -> Any:
-    """Return the value that the user set; None if the rules choose it."""
-    return settings.get(section, {}).get(name)
+def _answer(balance: float | None) -> Rule:
+    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+        heads = settings["heads"]
+        wanted = settings.get("answer")
+        if wanted or "head" in settings:
+            return {}, f"answer={wanted or 'head'}: as requested"
+        if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):
+            return {"answer": "head"}, "answer=head: clusters are held as equal as requested"
+        if max(heads) <= clusters and heads.count(clusters) == 1:
+            return {"answer": "head"}, "answer=head: there is no other head"
+        why = "clusters of equal size or merged ones, as the neighbors of images suggest"
+        return {"answer": "auto"}, f"answer=auto: {why}"
+
+    return rule
 
 
 def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -108,25 +138,25 @@ def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         side = max([limit for limit in (32, 64, 96, 128) if limit <= facts.side], default=facts.side)
         why = "scaled from {}, which would take too long"
     why = "original size" if side == facts.side else why.format(facts.side)
-    if pretraining := describe(_asked(settings, "encoder", "backbone") or ""):
+    if pretraining := describe(asked(settings, "encoder", "backbone") or ""):
         side = pretraining.size
         why = "what the pretrained network was made for"
-    if asked := _asked(settings, "data", "image_size"):
-        side = asked
+    if wanted := asked(settings, "data", "image_size"):
+        side = wanted
         why = f"scaled from {facts.side}"
     why += "; non-square images are center-cropped"
     return {"data": {"image_size": side}}, f"data.image_size={side}: {why}"
 
 
 def _channels(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    channels = _asked(settings, "data", "channels") or facts.channels
+    channels = asked(settings, "data", "channels") or facts.channels
     why = "gray" if channels == 1 else "color"
     return {"data": {"channels": channels}}, f"data.channels={channels}: images are read as {why}"
 
 
 def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     side = settings["data"]["image_size"]
-    backbone = _asked(settings, "encoder", "backbone") or ("small" if facts.device == "cpu" else "resnet18")
+    backbone = asked(settings, "encoder", "backbone") or ("small" if facts.device == "cpu" else "resnet18")
     if backbone == "small":
         why = "ResNets need a GPU" if facts.device == "cpu" else "the fastest"
         return {"encoder": {"backbone": "small", "dim": 64}}, f"encoder.backbone=small: {why}"
@@ -134,7 +164,8 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         mean, std = pretraining.normalization(settings["data"]["channels"])
         known = f"{pretraining.weights} ({pretraining.license}), taught {pretraining.taught}"
         change = {"encoder": {"backbone": backbone}, "data": {"mean": mean, "std": std}}
-        return change, f"encoder.backbone={backbone}: {known}; trained further with the rest"
+        part = "its last stage is" if asked(settings, "encoder", "trainable") == "last" else "all of it is"
+        return change, f"encoder.backbone={backbone}: {known}; {part} trained further, at a tenth of the learning rate"
     stem = "cifar" if side <= 40 else "stl" if side <= 112 else "imagenet"
     return {
         "encoder": {"backbone": backbone, "stem": stem}
@@ -143,23 +174,26 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
-    wanted = _asked(settings, "optim", "batch_size")
-    asked = _asked(settings, "optim", "lr")
+    wanted = asked(settings, "optim", "batch_size")
+    rate_asked = asked(settings, "optim", "lr")
     why = "few images need small batches to take enough steps" if batch < 128 else "as in the paper"
     if wanted:
         batch = wanted
         why = "as requested"
     rate = 0.2 * batch / 128
-    chosen = f"optim.batch_size={batch}" if asked is not None else f"optim.batch_size={batch}, optim.lr={rate}"
-    return {"optim": {"batch_size": batch, "lr": rate}}, f"{chosen}: {why}"
+    change: dict[str, Any] = {"batch_size": batch, "lr": rate}
+    if describe(settings["encoder"]["backbone"]):
+        change["backbone_lr"] = FINE_TUNING * (rate if rate_asked is None else rate_asked)
+    chosen = f"optim.batch_size={batch}" if rate_asked is not None else f"optim.batch_size={batch}, optim.lr={rate}"
+    return {"optim": change}, f"{chosen}: {why}"
 
 
 def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    kind = _asked(settings, "centers", "kind")
-    rate = _asked(settings, "centers", "lr")
+    kind = asked(settings, "centers", "kind")
+    rate = asked(settings, "centers", "lr")
     why = "as requested" if kind else "moved by gradient, as in the paper"
-    lower = _asked(settings, "constraint", "lower")
-    needs_gradient = rate is not None or _asked(settings, "loss", "name") == "ce"
+    lower = asked(settings, "constraint", "lower")
+    needs_gradient = rate is not None or asked(settings, "loss", "name") == "ce"
     if not kind and not needs_gradient and (lower or 0) < GRADIENT_FROM:
         kind = "closed_form"
         allows = "no lower bound prevents" if lower is None else "balance permits"
@@ -182,8 +216,8 @@ def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     steps = -(-facts.images // settings["optim"]["batch_size"])
     epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS[facts.device] / steps)))
-    asked = _asked(settings, "optim", "epochs")
-    epochs = epochs if asked is None else asked
+    wanted = asked(settings, "optim", "epochs")
+    epochs = epochs if wanted is None else wanted
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 5)}
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 
@@ -203,10 +237,24 @@ def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Chan
     return {"augment": change}, "augment: shift, rotation, shear and scale; gray images may be writing, so no flip"
 
 
+RULES: tuple[Rule, ...] = (_size, _channels, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
+
+
 def estimate(config: Config, facts: Facts) -> float:
     """Return a rough estimate of the training time in seconds."""
+    if facts.on_features:
+        return feature_plan.estimate(config, facts)
     backbone = config.encoder.backbone
     speed = SPEED.get((facts.device, backbone), SPEED.get((facts.device, "resnet18"), 14))
     side = config.augment.size or config.data.image_size or facts.side
     pixels = (side / 32) ** 2 / {"cifar": 1, "stl": 4, "imagenet": 16}[config.encoder.stem]
-    return config.optim.total_epochs * facts.images * max(pixels, 0.08) / speed
+    batch = config.optim.batch_size
+    step = max(batch * max(pixels, 0.08) / speed, SHORTEST_STEP.get(facts.device, 0.0))
+    return config.optim.total_epochs * facts.images / batch * step
+
+
+def _overhead(config: Config, facts: Facts) -> float:
+    """Return a rough estimate of the seconds for starting, reading images, and writing the report."""
+    reading = facts.images * (facts.side**2 / READ_PIXELS + 1 / READ_FILES) / cores()
+    embedding = feature_plan.embedding_seconds(config, facts) if facts.frozen else 0.0
+    return STARTING.get(facts.device, STARTING["cpu"]) + reading + embedding

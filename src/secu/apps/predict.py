@@ -1,6 +1,7 @@
 """Predictions for new images, streamed to a table; memory use does not depend on the number of images."""
 
 import csv
+import math
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from secu.data import Skipped, Source, decoded_in_batches, needs_decoding
+from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.errors import UserError
 from secu.methods.predictor import Predictions, best_two
 from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
@@ -58,10 +59,15 @@ class Stream:
         self.source = source
         self.device = device
         self.listener = listener
-        self.shape = run.input_shape()
-        self.values = source.values_of(run.config().data.values, new=True)
-        self.batch = max(1, BATCH_PIXELS // (self.shape[1] * self.shape[2]))
+        data = run.config().data
+        self.shape = input_shape(data) if isinstance(source, VectorSource) else shape_of(data)
+        if len(self.shape) == 1 and not isinstance(source, VectorSource):
+            raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
+        self.values = source.values_of(data.values, new=True)
+        self.batch = max(1, BATCH_PIXELS // math.prod(self.shape[-2:]))
         self.predictor = load_predictor(run, device)
+        if self.predictor.front is not None and len(self.shape) == 3:
+            self.predictor.front.load()  # raises here if its weights are missing
         self.limits = read_limits(run)
         self.skipped = list(source.skipped)
 

@@ -7,10 +7,10 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Unpack
 
-from secu.apps.images import images_to_score, require_unchanged
+from secu.apps.images import images_to_score, open_inputs, require_unchanged
 from secu.apps.pipeline import Finished, Options, Request, run_together
 from secu.config import Config
-from secu.data import load, remember
+from secu.data import remember
 from secu.errors import UserError
 from secu.settings import load_config, parse_overrides
 from secu.train.device import choose_device
@@ -28,14 +28,15 @@ def run_recipes(requests: Sequence[Request], *, data: Path | None = None, **opti
     for request in requests:
         Run.check_free(request.out, force=options.get("force", False), resume=resume)
     config = requests[0].config
-    images = load(config.data, root=data, progress=requests[0].listener.reading)
+    device = options.get("device", "auto")
+    images = open_inputs(config, root=data, device=device, progress=requests[0].listener.reading)
     if left_out := len(images.skipped) + len(images.repeated):
         requests[0].listener.note(f"images left out: {left_out:,}")
     known = remember(images)
     for request in requests:
         if resume and (run := Run.to_resume(request.out)) is not None:
             require_unchanged(run, known)
-    test = images_to_score(config, images, data)
+    test = images_to_score(config, images, data, device)
     return run_together(requests, images, command="train", test=test, known=known, **options)
 
 

@@ -78,6 +78,8 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
     Small data sets get a smaller batch size, so that an epoch has as many steps as in the paper, a proportionally
     smaller learning rate, and more conservative settings. ``path`` is the first run's folder.
     """
+    if first.encoder.trainable == "nothing":
+        raise UserError(f"selflabel: {path} clusters fixed features; self-labeling needs a run that trains its encoder")
     batch = 2 ** round(math.log2(max(images / STEPS_PER_EPOCH, 1)))
     settings = first.model_dump(mode="json") | {
         "description": f"self-labeling of {path.name}",
@@ -86,7 +88,8 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
         "method": "selflabel",
         "init_from": str(path.resolve()),
         "heads": [first.clusters],
-        "answer": 0,
+        "head": 0,
+        "answer": "head",
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
         "selflabel": {} if batch >= LARGEST_BATCH else dict(CAREFUL),
@@ -125,5 +128,5 @@ def _check_given(path: Path, given: Config, asked: Config) -> None:
             raise UserError(f"init_from: self-labeling starts from {path}, got {value}")
         if key == "loss.confidence_temperature":
             raise UserError(f"{key}: {value} would be overwritten by calibration; leave it out")
-        if key.partition(".")[0] in ("data", "encoder", "heads", "answer", "method"):
+        if key.partition(".")[0] in ("data", "encoder", "heads", "head", "answer", "method"):
             raise UserError(f"{key}: self-labeling continues {path}, so it must be {ours.get(key)}, got {value}")

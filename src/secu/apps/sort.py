@@ -45,7 +45,7 @@ def sort_run(
         listener: Notified of images that no longer exist.
     """
     _check_destination(run, destination, copy=copy)
-    images = images_of(run, listener or Listener(), root=data)
+    images = images_of(run, listener or Listener(), root=data, device=device)
     found = load_predictor(run, choose_device(device)).predict(images)
     ids = [printable(name) for name in images.ids]
     cluster_of = found.cluster.tolist()

@@ -36,7 +36,13 @@ def fit(
     overrides: Overrides = None,
     clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="Number of groups. Required.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
-    balance: Annotated[float, typer.Option(help="How equal the groups should be: 0 (any size) to 1 (equal).")] = 0.9,
+    balance: Annotated[
+        float | None, typer.Option(help="Hold groups near an equal size: 0 (any size) to 1 (equal). Default: chosen.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Pretrained network: lite0, or hf:NAME-OR-FOLDER. Default: chosen.")
+    ] = None,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Train on these images alone.")] = False,
     labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers. Default: 0.")] = None,
     device: Device = "auto",
@@ -68,7 +74,11 @@ def fit(
         if resume and before is None:
             console.print(f"{path} holds no run yet: starting a new one", soft_wrap=True)
     settings = merge(parse_overrides(overrides or []), {} if seed is None else {"seed": seed})
-    prepared = prepare(FitRequest(source, clusters, balance, labels, settings, device, allow_bad), before)
+    if from_scratch and encoder:
+        raise UserError(f"--from-scratch: contradicts --encoder {encoder}; give one of them")
+    encoder = "scratch" if from_scratch else encoder
+    request = FitRequest(source, clusters, balance, labels, settings, device, allow_bad, encoder=encoder)
+    prepared = prepare(request, before)
     show_plan(console, prepared, reasons=dry_run)
     if dry_run:
         return
@@ -104,10 +114,32 @@ def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug
 
     folder = Run.open(run)
     with ConsoleListener(errors) as listener:
-        images = images_of(folder, listener, root=data)
+        images = images_of(folder, listener, root=data, device=device)
     predictor = load_predictor(folder, choose_device(device))
     console.print(str(write_report(folder, find_results(folder, predictor, images))), soft_wrap=True)
     warn_if_unfinished(folder)
+
+
+@app.command()
+def embed(
+    source: SourceArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npy or .parquet.")],
+    encoder: Annotated[str, typer.Option(help="Pretrained network: lite0, or hf:NAME-OR-FOLDER.")] = "lite0",
+    device: Device = "auto",
+    allow_bad: AllowBad = False,
+    debug: Debug = False,
+) -> None:
+    """Write the features of your images under a pretrained network."""
+    from secu.apps.console import ConsoleListener
+    from secu.apps.embed import embed_source
+    from secu.data import open_source
+
+    opened = open_source(source)
+    with ConsoleListener(errors) as listener:
+        images = embed_source(opened, output, encoder=encoder, device=device, allow_bad=allow_bad, listener=listener)
+    left_out = len(images.skipped) + len(images.repeated)
+    missing = f", {left_out:,} images left out" if left_out else ""
+    console.print(f"{len(images):,} vectors of {images.shape[0]:,} features in {output}{missing}", soft_wrap=True)
 
 
 @app.command()

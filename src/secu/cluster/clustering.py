@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from secu.cluster.centers import build_centers
 from secu.cluster.constraints import NO_LABEL, build_constraint
 from secu.cluster.losses import PADDING, cross_entropy, log_probabilities, secu_loss, soft_label_loss
+from secu.cluster.tree import Tree
 from secu.config import Config
 
 
@@ -32,6 +33,7 @@ class Clustering(nn.Module):
         super().__init__()
         self.config = config.loss
         self.heads = config.heads
+        self.main = config.head
         self.answer = config.answer
         heads = len(config.heads)
         widest = max(config.heads)
@@ -44,6 +46,7 @@ class Clustering(nn.Module):
         self.register_buffer("epoch_centers", self.centers.unit().detach().clone())
         surplus_HK = torch.arange(widest) >= clusters_H[:, None]
         self.register_buffer("mask", -PADDING * surplus_HK.float(), persistent=False)
+        self.tree: Tree | None = None  # of the finest head's clusters; grown at the end of a run, if at all
 
     def start_epoch(self, done: float = 0.0) -> None:
         """Fix the encoder's target centers for the whole epoch, and store the labels of the previous epoch.
@@ -52,7 +55,7 @@ class Clustering(nn.Module):
             done: Fraction of the run that is complete.
         """
         self.epoch_centers.copy_(self.centers.unit().detach())
-        self.labels_before.copy_(self.labels[:, self.answer])
+        self.labels_before.copy_(self.labels[:, self.main])
         self.constraint.start_epoch(done)
         self.centers.start_epoch()
 
@@ -106,7 +109,7 @@ class Clustering(nn.Module):
             images in the largest cluster of any of them. It is near 1 when such a head has collapsed.
         """
         sizes = self.sizes()
-        changed_N = self.labels[:, self.answer] != self.labels_before
+        changed_N = self.labels[:, self.main] != self.labels_before
         record: dict[str, float] = {
             "largest": int(sizes.max()),
             "smallest": int(sizes.min()),
@@ -118,16 +121,28 @@ class Clustering(nn.Module):
 
     def head(self, number: int | None = None) -> Tensor:
         """Return a head's centers on the unit sphere (its K, D); by default, those of the main head."""
-        number = self.answer if number is None else number
+        number = self.main if number is None else number
         return self.centers.unit()[number, : self.heads[number]].detach()
+
+    def answer_centers(self) -> Tensor:
+        """Return the centers of the main head or, if the tree answers, those of its leaves (M, D)."""
+        if self.tree is None or self.answer != "tree":
+            return self.head()
+        return self.head(int(self.tree.head))[self.tree.leaves.to(self.labels.device)]
+
+    def groups(self) -> Tensor | None:
+        """Return the cluster of each of these centers (M,), if the tree answers; None if each is a cluster."""
+        if self.tree is None or self.answer != "tree":
+            return None
+        return self.tree.cut(self.heads[self.main])
 
     def sizes(self, number: int | None = None) -> Tensor:
         """Return the number of images with each label of a head; by default, the main head."""
-        number = self.answer if number is None else number
+        number = self.main if number is None else number
         labels_N = self.labels[:, number]
         return torch.bincount(labels_N[labels_N != NO_LABEL], minlength=self.heads[number])
 
     def _finer_heads(self) -> list[int]:
         """Return the positions of the other heads with at least as many clusters as the main head."""
-        least = self.heads[self.answer]
-        return [n for n, clusters in enumerate(self.heads) if n != self.answer and clusters >= least]
+        least = self.heads[self.main]
+        return [n for n, clusters in enumerate(self.heads) if n != self.main and clusters >= least]

@@ -12,11 +12,12 @@ from secu.data.images import Images
 from secu.data.known import Known, changes, remember
 from secu.data.loading import default_cache, load, load_images
 from secu.data.memory import open_images
-from secu.data.opening import open_source, shape_of, splits_of
+from secu.data.opening import input_shape, open_source, shape_of, splits_of
 from secu.data.probe import Probe
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import decoded, decoded_in_batches, needs_decoding
 from secu.data.text import printable
+from secu.data.vectors import VectorSource
 
 __all__ = [
     "ArraySource",
@@ -29,12 +30,14 @@ __all__ = [
     "Shape",
     "Skipped",
     "Source",
+    "VectorSource",
     "changes",
     "data_root",
     "decoded",
     "decoded_in_batches",
     "default_cache",
     "download",
+    "input_shape",
     "load",
     "load_images",
     "needs_decoding",

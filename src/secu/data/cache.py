@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,14 @@ Progress = Callable[[int, int], None]  # called with images done and total
 
 
 class Stored(NamedTuple):
-    """Decoded images: pixels (n, C, S, S) of the readable ones, and errors of the others by index."""
+    """Inputs of a model: pixels (n, C, S, S) or features (n, D) of the readable images, errors of the others by index.
 
-    pixels: NDArray[np.uint8]
+    Checksums (n,) of the pixels are present if the inputs are not pixels.
+    """
+
+    inputs: NDArray[Any]
     bad: dict[int, str]
+    checksums: NDArray[np.uint32] | None = None
 
 
 def cached(source: Source, shape: Shape, values: str | None, folder: Path, progress: Progress | None = None) -> Stored:
@@ -43,11 +47,11 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
     Raises:
         UserError: The cache cannot be written, or no image can be read.
     """
-    path = folder / f"{_state(source)}-{shape[1]}x{shape[0]}{_slug(values)}.v{VERSION}.images"
+    path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{_slug(values)}.v{VERSION}.images"
     return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
 
 
-def _state(source: Source) -> str:
+def state_of(source: Source) -> str:
     """Return the cache key of a source's current state; its first part is common to all states of the source."""
     return f"{_key(source)}-{source.fingerprint[:32]}"
 
@@ -102,7 +106,7 @@ def _build(path: Path, source: Source, shape: Shape, values: str | None, progres
             _finish(file, bad, len(source), row)
         temporary.replace(path)
     except OSError as error:
-        raise UserError(_cannot_write(path, error, len(source) * row)) from None
+        raise UserError(cannot_write(path, error, len(source) * row)) from None
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -163,7 +167,7 @@ def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> 
 def _sweep(folder: Path, source: Source) -> None:
     """Remove cache files of earlier states of a source, and temporary files left by killed processes."""
     for old in folder.glob(f"{_key(source)}-*.images"):
-        if not (old.name.startswith(f"{_state(source)}-") and old.name.endswith(f".v{VERSION}.images")):
+        if not (old.name.startswith(f"{state_of(source)}-") and old.name.endswith(f".v{VERSION}.images")):
             old.unlink(missing_ok=True)
     for left in folder.glob(f".{_key(source)}-*.images.*"):
         with suppress(FileNotFoundError):  # another process may be about to finish it
@@ -171,8 +175,9 @@ def _sweep(folder: Path, source: Source) -> None:
                 left.unlink()
 
 
-def _cannot_write(path: Path, error: OSError, size: int) -> str:
+def cannot_write(path: Path, error: OSError, size: int, what: str = "images") -> str:
+    """Return the message for a cache file that cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        space = f"not enough space in {path.parent} for {size / 1e6:,.0f} MB of images"
+        space = f"not enough space in {path.parent} for {size / 1e6:,.0f} MB of {what}"
         return f"cache: {space}; free some space, or set SECU_DATA to another folder"
     return f"cache: cannot write to {path.parent}: {error.strerror or error}; set SECU_DATA to another folder"

@@ -41,6 +41,7 @@ class Images:
         numbers: The index of each image in the source.
         values: How the source's values are interpreted.
         shape: Shape of one input: channels, height and width of images, or (D,) of features.
+        checksums: A checksum of the pixels of each image, if the inputs are not pixels.
     """
 
     tensor: Tensor | None
@@ -55,6 +56,7 @@ class Images:
     numbers: Sequence[int] = ()
     values: str | None = None
     shape: Shape = (0, 0, 0)  # set from the tensor, if there is one
+    checksums: NDArray[np.uint32] | None = None
 
     def __post_init__(self) -> None:
         if self.tensor is not None:
@@ -105,7 +107,7 @@ class Images:
         if self.source is None:
             return torch.full((len(index), 1, 1, 1), 255, dtype=torch.uint8)
         side = min(side, self._original_side) or 1
-        channels = self.shape[0] if stored else self.source.probe().channels
+        channels = self.shape[0] if stored else self.source.probe().channels or 1  # 0: there are no pictures
         numbers = [self.numbers[i] for i in index.tolist()]
         with closing(decoded(self.source, (channels, side, side), self.values, only=numbers)) as outcomes:
             found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
@@ -155,6 +157,7 @@ class Images:
             ids=tuple(self.ids[i] for i in rows),
             columns={name: [column[i] for i in rows] for name, column in self.columns.items()},
             numbers=[self.numbers[i] for i in rows],
+            checksums=None if self.checksums is None else self.checksums[rows],
         )
 
 

@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from secu.data.text import printable
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ def remember(images: Images) -> Known:
     """
     if images.tensor is None or images.source is None or not images.source.cacheable:
         return {}
-    sums = {name: zlib.crc32(pixels) for name, pixels in zip(images.ids, images.tensor.numpy(), strict=True)}
-    return {name: sums.get(name) for name in images.source.ids}
+    sums = images.checksums
+    if sums is None:
+        sums = np.array([zlib.crc32(inputs) for inputs in images.tensor.numpy()], np.uint32)
+    known = dict(zip(images.ids, sums.tolist(), strict=True))
+    return {name: known.get(name) for name in images.source.ids}
 
 
 def changes(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> str:

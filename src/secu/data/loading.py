@@ -15,6 +15,7 @@ from secu.data.opening import open_source, shape_of, splits_of
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded_in_batches, needs_decoding, unreadable
 from secu.data.text import printable
+from secu.data.vectors import VectorSource
 from secu.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,20 +79,31 @@ def load_images(
     Raises:
         UserError: Too many images cannot be read, or the cache cannot be written.
     """
-    _check(shape)
     source.require_images()
+    if isinstance(source, VectorSource):
+        return _vectors(source, shape)
+    _check(shape)
     values = source.values_of(values)
     if source.on_demand:
-        return _images(source, None, values, shape)
+        return combine(source, None, values, shape)
     strict = strict or not source.place
     if strict or not source.cacheable:
         stored = _in_memory(source, shape, values, strict, progress)
     else:
         stored = cached(source, shape, values, Path(cache or default_cache()), progress)
-    images = _images(source, stored, values, shape)
+    images = combine(source, stored, values, shape)
     if not allow_bad:
-        _require_few_bad(source, images)
+        require_few_bad(source, images)
     return images
+
+
+def _vectors(source: VectorSource, shape: Shape) -> Images:
+    """Return feature vectors as inputs, memory-mapped if they are in a file."""
+    source.ready(slice(0, 0), shape)  # raises if the run was trained on other inputs
+    vectors = source.vectors
+    if not vectors.flags.writeable:  # torch requires writable memory; the pages of a file are copied on write
+        vectors = np.array(vectors) if not isinstance(vectors, np.memmap) else np.load(source.place, mmap_mode="c")
+    return combine(source, Stored(vectors, {}), None, shape)
 
 
 def default_cache() -> Path:
@@ -125,14 +137,14 @@ def _in_memory(source: Source, shape: Shape, values: str | None, strict: bool, p
     return Stored(np.delete(pixels, list(bad), 0) if bad else pixels, bad)
 
 
-def _images(source: Source, stored: Stored | None, values: str | None, shape: Shape) -> Images:
-    """Combine pixels and metadata, leaving out bad images."""
+def combine(source: Source, stored: Stored | None, values: str | None, shape: Shape) -> Images:
+    """Combine inputs and metadata, leaving out bad images."""
     import torch
 
     bad = stored.bad if stored else {}
     rows = [i for i in range(len(source)) if i not in bad]
     return Images(
-        torch.from_numpy(stored.pixels) if stored else None,
+        torch.from_numpy(stored.inputs) if stored else None,
         None if source.targets is None else torch.from_numpy(source.targets[rows]),
         source.class_names,
         ids=tuple(source.ids[i] for i in rows),
@@ -143,10 +155,12 @@ def _images(source: Source, stored: Stored | None, values: str | None, shape: Sh
         numbers=rows,
         values=values,
         shape=shape,
+        checksums=stored.checksums if stored else None,
     )
 
 
-def _require_few_bad(source: Source, images: Images) -> None:
+def require_few_bad(source: Source, images: Images) -> None:
+    """Raise if too many images cannot be read."""
     bad = len(images.skipped)
     total = len(images) + bad
     if bad > MAX_BAD * total:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -14,13 +15,16 @@ from secu.data.decode import Raw
 from secu.data.opening import open_source
 from secu.data.source import FileSource, Source
 from secu.data.text import one_line
+from secu.data.vectors import VectorSource
 from secu.errors import UserError
 
-SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), or (N, H·H) of gray squares"
+SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), (N, D) of features, or (N, H·H) of uint8, which are gray squares"
 
 
 def open_images(images: Any) -> Source:
     """Return a source for an array, a tensor, a list of paths or of PIL images, or a path.
+
+    A matrix holds feature vectors, one per row, as everywhere in scikit-learn; one of uint8 holds gray squares.
 
     Raises:
         UserError: The object is none of these, or its shape or range is invalid.
@@ -36,11 +40,14 @@ def open_images(images: Any) -> Source:
         return FileSource("X", "", paths, [os.path.expanduser(path) for path in paths])
     if items and all(isinstance(item, Image.Image) for item in items):
         return PictureSource(items)
-    return ArraySource("X", _as_images(images))
+    array = _as_array(images)
+    if array.ndim == 2 and array.dtype != np.uint8:
+        return VectorSource("X", array if array.dtype.kind == "f" else array.astype(np.float32))
+    return ArraySource("X", _as_images(array))
 
 
-def _as_images(values: Any) -> NDArray[Any]:
-    """Return an array of three or four dimensions; flat rows are interpreted as square gray images."""
+def _as_array(values: Any) -> NDArray[Any]:
+    """Return an array of at least two dimensions."""
     import sklearn  # slow to import
     from sklearn.utils import check_array
 
@@ -51,9 +58,14 @@ def _as_images(values: Any) -> NDArray[Any]:
         raise UserError(f"X: {one_line(str(error).splitlines()[0]).rstrip('.')}; valid: {SHAPES}") from None
     if array.ndim < 2:
         raise UserError(f"X: no images in shape {array.shape}. Reshape your data to {SHAPES}")
+    return array
+
+
+def _as_images(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of three or four dimensions; flat rows of bytes are interpreted as square gray images."""
     side = math.isqrt(array.shape[1])
     if array.ndim == 2 and side**2 != array.shape[1]:
-        raise UserError(f"X: {array.shape[1]} features are not a square of gray pixels; valid: {SHAPES}")
+        raise UserError(f"X: rows of {array.shape[1]} bytes are not squares of gray pixels; valid: {SHAPES}")
     return array.reshape(-1, side, side) if array.ndim == 2 else array
 
 

@@ -14,13 +14,14 @@ from secu.data.folders import is_image, open_folder, open_glob
 from secu.data.manifest import open_manifest
 from secu.data.source import FileSource, Shape, Source
 from secu.data.text import printable
+from secu.data.vectors import has_vectors, open_vectors
 from secu.errors import UserError
 from secu.registry import SOURCES
 
 if TYPE_CHECKING:
     from secu.config import DataConfig
 
-FILES = ".npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"
+FILES = ".npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"  # .npy and .parquet: or vectors
 KINDS = f"a folder, a glob pattern, {FILES}, or dataset:NAME"
 
 
@@ -31,8 +32,9 @@ def open_source(
 
     Args:
         name: A folder, a glob pattern, an array (.npy, .npz), a manifest with a ``path`` column (.csv, .tsv,
-            .parquet), an archive (.zip, .tar and compressed ones), a single image, a data set (``dataset:cifar10``),
-            or a kind registered in ``secu.registry.SOURCES`` (``KIND:rest``).
+            .parquet), feature vectors (a float matrix in .npy, a list column in .parquet), an archive (.zip, .tar and
+            compressed ones), a single image, a data set (``dataset:cifar10``), or a kind registered in
+            ``secu.registry.SOURCES`` (``KIND:rest``).
         labels: True labels, for scoring only: ``folder`` for the name of an image's folder, a column of the manifest
             or a key of the .npz; if None, the source's own labels are used, if any.
         split: A split of the source, if it has splits; if None, its default split.
@@ -67,11 +69,13 @@ def splits_of(name: str | Path | None) -> tuple[str, ...]:
 
 
 def shape_of(data: DataConfig) -> Shape:
-    """Return the shape that images are decoded to, from the settings alone.
+    """Return the shape that a source is read in, from the settings alone: of decoded images, or of given vectors.
 
     Raises:
         UserError: The settings do not determine the image size.
     """
+    if data.features and data.image_size is None:
+        return (data.features,)  # vectors that were not computed from images
     kind, rest = _kind_of(data.source or "")
     natural = find_dataset(rest).shape if kind == "dataset" else None
     size = data.image_size or (natural[1] if natural else None)
@@ -82,10 +86,24 @@ def shape_of(data: DataConfig) -> Shape:
     return channels, size, size
 
 
+def input_shape(data: DataConfig) -> Shape:
+    """Return the shape of what a model is trained on: feature vectors, or decoded images."""
+    return (data.features,) if data.features else shape_of(data)
+
+
 def _kind_of(name: str) -> tuple[str, str]:
     """Return kind and rest of ``KIND:rest``; the kind is empty for a path."""
     kind, colon, rest = name.partition(":")
     return (kind, rest) if colon and kind in SOURCES else ("", name)
+
+
+def _holds_vectors(name: str) -> bool:
+    try:
+        return has_vectors(name)
+    except UserError:
+        raise
+    except Exception:  # a damaged file; the reader of images or manifests says why
+        return False
 
 
 def _open_path(name: str) -> Source:
@@ -100,6 +118,8 @@ def _open_path(name: str) -> Source:
             f"source: {printable(name)} cannot be read: permission denied, broken link, or not a regular file"
         )
     lower = name.lower()
+    if lower.endswith((".npy", ".parquet", ".pq")) and _holds_vectors(name):
+        return open_vectors(name)
     if lower.endswith((".npy", ".npz")):
         return open_array(name)
     if lower.endswith((".csv", ".tsv", ".parquet", ".pq")):

@@ -21,7 +21,7 @@ from secu.data.probe import Probe, Sample, take_sample
 from secu.data.text import natural, printable
 from secu.errors import UserError, nearest
 
-Shape = tuple[int, int, int]  # channels, height, width
+Shape = tuple[int, ...]  # channels, height and width of images, or the length of feature vectors
 Skipped = tuple[str, str]  # id and reason
 
 

@@ -38,7 +38,7 @@ def decoded(
     Yields:
         The index of an image, and its pixels (C, S, S) or a ``BadImage``.
     """
-    workers = workers or _cores()
+    workers = workers or cores()
     waiting: deque[tuple[int, Future[Outcome]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
@@ -106,7 +106,7 @@ def unreadable(source: Source, i: int, bad: BadImage) -> UserError:
 
 @cache
 def _lasting_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), "secu-decode")
+    return ThreadPoolExecutor(cores(), "secu-decode")
 
 
 def _raw(source: Source, i: int, values: str | None) -> Raw | BadImage:
@@ -125,5 +125,6 @@ def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None) -> Outcome:
         return bad
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from secu.cluster.clustering import Clustering
 from secu.config import Config
-from secu.data import Images, Shape
+from secu.data import Images, Shape, shape_of
 from secu.errors import UserError
 from secu.methods.predictor import Predictor
 from secu.nets.encoder import Encoder
+from secu.nets.front import Front, needs_front
 from secu.registry import METHODS
 from secu.views.augment import Augmentation
+from secu.views.features import FeatureViews
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,18 @@ class Method(nn.Module):
     Args:
         config: All settings of the run.
         images: Number of training images.
-        shape: Channels, height and width of the inputs.
+        shape: Channels, height and width of the inputs, or the length of feature vectors.
 
     Attributes:
         generator: Source of all random numbers in a step; set by the trainer before the first step.
         call: Calls a function of tensors; the trainer may replace it with one that compiles the function first.
     """
 
-    trained_tensors = ("encoder.", "clustering.centers.weight")  # name prefixes of the tensors in model.safetensors
+    # Name prefixes of the tensors in model.safetensors, besides the tree.
+    trained_tensors = ("views.", "encoder.", "clustering.centers.weight")
     needs_first_run = False  # whether a resumed run still needs the run in init_from
 
-    views: Augmentation
+    views: Augmentation | FeatureViews
     encoder: Encoder
     clustering: Clustering
     generator: torch.Generator
@@ -59,8 +62,20 @@ class Method(nn.Module):
         self.call = call_directly
 
     def losses(self, batch: Tensor, index_B: Tensor) -> dict[str, Tensor]:
-        """Return the losses of a batch by name; their sum is minimized, and the mean of each is recorded."""
+        """Return the losses of a batch by name; their sum is minimized, and the mean of each is recorded.
+
+        Args:
+            batch: The inputs (B, …); in an epoch with partners, those of the images and of their partners (2, B, …).
+            index_B: Indices of the images.
+        """
         raise NotImplementedError
+
+    def partners(self, order_N: Tensor, generator: torch.Generator) -> Tensor | None:
+        """Return an epoch's partner of each image, in the order of the epoch; None if there are no partners.
+
+        Called after ``start_epoch``, with a generator in host memory.
+        """
+        return None
 
     def start_epoch(self, epoch: int, done: float) -> None:
         """Prepare for an epoch; ``done`` is the fraction of the run that is complete."""
@@ -88,17 +103,30 @@ class Method(nn.Module):
         if first is not None and not resumed:
             self.start_from(first)
 
+    def inputs(self) -> Tensor | None:
+        """Return the inputs that ``losses`` gets, if they were computed from the images' own in ``prepare``."""
+        return None
+
     def conclude(self, images: Images, scored: Images | None) -> Conclusion:
         """Finish after the last epoch; ``scored`` are the images with true labels, if they differ from ``images``."""
         return Conclusion()
 
     def predictor(self) -> Predictor:
         """Return the model for inference."""
-        return Predictor(self.views, self.encoder, self.clustering.head(), self.config.loss.prediction_temperature)
+        config = self.config
+        return Predictor(
+            self.views,
+            self.encoder,
+            self.clustering.answer_centers(),
+            config.loss.prediction_temperature,
+            groups=self.clustering.groups(),
+            front=Front(config, shape_of(config.data)[0]) if needs_front(config) else None,
+        )
 
     def trained_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters trained at the encoder's learning rate and those trained at the centers' rate."""
-        return list(self.encoder.parameters()), list(self.clustering.centers.parameters())
+        trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
+        return trained, list(self.clustering.centers.parameters())
 
     def start_from(self, first: "Method") -> None:
         """Copy encoder and centers from another run; heads are matched by their number of clusters.
@@ -108,14 +136,15 @@ class Method(nn.Module):
         name = self.config.init_from
         theirs = first.config.heads
         try:
+            self.views.load_state_dict(first.views.state_dict())
             self.encoder.load_state_dict(first.encoder.state_dict())
         except RuntimeError:
             raise UserError(f"init_from: the encoder of {name} does not match these settings") from None
         for number, clusters in enumerate(self.config.heads):
             if clusters not in theirs:
                 raise UserError(f"init_from: {name} has no head of {clusters} clusters; valid: {list(theirs)}")
-            answers = number == self.config.answer and clusters == first.config.clusters
-            head = first.config.answer if answers else theirs.index(clusters)  # several may be of the same size
+            answers = number == self.config.head and clusters == first.config.clusters
+            head = first.config.head if answers else theirs.index(clusters)  # several may be of the same size
             centers_KD = first.clustering.centers.weight.data[head, :clusters]
             self.clustering.centers.weight.data[number, :clusters].copy_(centers_KD)
 

@@ -31,17 +31,17 @@ def consistency(
         index_N: Indices of the images to use.
         numbers: Indices of the views to use.
     """
-    centers_KD = predictor.centers
+    device = predictor.all_centers.device
     encoder = predictor.encoder
-    clusters = len(centers_KD)
-    generator = torch.Generator(centers_KD.device).manual_seed(0)
+    clusters = len(predictor.centers)
+    generator = torch.Generator(device).manual_seed(0)
     counts = torch.zeros(clusters**2, dtype=torch.int64)
     with torch.inference_mode(), evaluation_mode(encoder):
         for index_B in batches_of(index_N, images):
-            batch = images.fetch(index_B).to(centers_KD.device)
+            batch = images.fetch(index_B).to(device)
             changed = views.render(batch, views.draw(len(index_B), generator))
             seen = (views.plain(batch), *(changed[number] for number in numbers))  # possibly of different sizes
-            plain_B, *labels = ((encoder.embed(view) @ centers_KD.T).argmax(-1) for view in seen)
+            plain_B, *labels = (predictor.compare(encoder.embed(view)).argmax(-1) for view in seen)
             for label_B in labels:
                 counts += torch.bincount(plain_B * clusters + label_B, minlength=clusters**2).cpu()
     table_KK = counts.view(clusters, clusters)

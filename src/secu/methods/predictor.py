@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secu.data import Images
 from secu.nets.encoder import Encoder
+from secu.nets.front import Front
 from secu.views.augment import Augmentation
+from secu.views.features import FeatureViews
 
 BATCH = 512  # maximum number of images per batch
+BATCH_VECTORS = 4096  # maximum number of feature vectors per batch
 BATCH_PIXELS = 2**19  # maximum number of pixels per batch: 512 images of up to 32 x 32, 56 of 96 x 96, 10 of 224 x 224
 
 
@@ -71,41 +75,79 @@ def outlier_limits(predictions: Predictions, clusters: int) -> Tensor:
 
 
 class Predictor(nn.Module):
-    """Preprocessing, encoder and one head: inputs (N, C, H, W) → cosines to the centers (N, K).
+    """Preprocessing, encoder and one clustering: inputs (N, …) → cosines to the clusters (N, K).
+
+    Inputs are images, or the feature vectors that the encoder was trained on; ``front`` computes these from images.
 
     Args:
         views: Supplies the preprocessing (``plain``).
         encoder: Maps preprocessed inputs to unit embeddings.
-        centers_KD: The centers of the main head.
+        centers_MD: The centers of a head.
         temperature: Temperature of the softmax over cosines.
+        groups: The cluster of each center (M,), if clusters are groups of centers (cluster/tree.py); None if every
+            center is a cluster.
+        front: The frozen part of the model; None if there is none.
     """
 
-    centers: Tensor
+    all_centers: Tensor
+    members: Tensor
 
-    def __init__(self, views: Augmentation, encoder: Encoder, centers_KD: Tensor, temperature: float) -> None:
+    def __init__(
+        self,
+        views: Augmentation | FeatureViews,
+        encoder: Encoder,
+        centers_MD: Tensor,
+        temperature: float,
+        *,
+        groups: Tensor | None = None,
+        front: Front | None = None,
+    ) -> None:
         super().__init__()
         self.views = views
         self.encoder = encoder
         self.temperature = temperature
-        self.register_buffer("centers", centers_KD)
+        self.front = front.to(centers_MD.device) if front is not None else None
+        self.register_buffer("all_centers", centers_MD)
+        self.register_buffer("members", None if groups is None else members_of(groups).to(centers_MD.device))
+
+    @property
+    def centers(self) -> Tensor:
+        """One unit vector per cluster (K, D): its center, or the mean direction of its centers."""
+        if self.members is None:
+            return self.all_centers
+        sums_KD = torch.stack([self.all_centers[row.unique()].sum(0) for row in self.members])
+        return F.normalize(sums_KD, dim=-1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the cosine of each image to each center."""
-        return self.encoder.embed(self.views.plain(inputs)) @ self.centers.T
+        """Return the cosine of each image to each cluster."""
+        return self.compare(self.encode(inputs))
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Return the unit embeddings of a batch of images or feature vectors (B, D)."""
+        if self.front is not None and inputs.ndim == 4:
+            inputs = self.front(inputs)
+        return self.encoder.embed(self.views.plain(inputs))
+
+    def compare(self, embeddings_ND: Tensor) -> Tensor:
+        """Return the cosine of embeddings to each cluster (N, K): to its nearest center, if it has several."""
+        cosines_NM = embeddings_ND @ self.all_centers.to(embeddings_ND.device).T
+        if self.members is None:
+            return cosines_NM
+        return cosines_NM[:, self.members.to(cosines_NM.device)].amax(-1)
 
     def embed(self, images: Images) -> Tensor:
         """Return the unit embeddings of all images (N, D), without augmentation and in evaluation mode."""
-        device = self.centers.device
+        device = self.all_centers.device
         with torch.inference_mode(), evaluation_mode(self.encoder):
             batches = [
-                self.encoder.embed(self.views.plain(images.fetch(index_B).to(device)))
+                self.encode(images.fetch(index_B).to(device))
                 for index_B in batches_of(torch.arange(len(images)), images)
             ]
         return torch.cat(batches)
 
     def cosines(self, images: Images) -> Tensor:
-        """Return the cosine of every image to every center (N, K)."""
-        return self.embed(images) @ self.centers.T
+        """Return the cosine of every image to every cluster (N, K)."""
+        return self.compare(self.embed(images))
 
     def predict(self, images: Images) -> Predictions:
         """Return the two best clusters of every image, in host memory."""
@@ -116,10 +158,19 @@ class Predictor(nn.Module):
         return choose(cosines_NK, self.temperature)
 
 
+def members_of(groups_M: Tensor) -> Tensor:
+    """Return the centers of each group (K, most), with short rows filled up by repeating a center of the group."""
+    rows = [torch.nonzero(groups_M == group)[:, 0] for group in range(int(groups_M.max()) + 1)]
+    most = max(map(len, rows))
+    return torch.stack([torch.cat([row, row[:1].expand(most - len(row))]) for row in rows])
+
+
 def batches_of(index_N: Tensor, images: Images) -> tuple[Tensor, ...]:
     """Split an index into batches that fit in memory."""
-    pixels = images.shape[-1] * images.shape[-2] if len(images.shape) == 3 else 1
-    parts: tuple[Tensor, ...] = index_N.split(max(1, min(BATCH, BATCH_PIXELS // pixels)))
+    size = BATCH_VECTORS
+    if len(images.shape) == 3:
+        size = max(1, min(BATCH, BATCH_PIXELS // (images.shape[-1] * images.shape[-2])))
+    parts: tuple[Tensor, ...] = index_N.split(size)
     return parts
 
 

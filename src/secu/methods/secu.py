@@ -1,28 +1,88 @@
 """SeCu: stable cluster discrimination, the paper's method.
 
 Two random views of every image are encoded, labels are assigned for all heads under a constraint, and the encoder and
-the centers are trained on these labels (Algorithm 1).
+the centers are trained on these labels (Algorithm 1). The second view may be of one of the image's nearest neighbors,
+as the paper's last section suggests. Inputs are pixels, or feature vectors of a frozen backbone.
 """
 
+import torch
 from torch import Tensor
 
 from secu.cluster.clustering import Clustering
 from secu.config import Config
-from secu.data import Shape
-from secu.methods.base import Method
+from secu.data import Images, Shape
+from secu.errors import UserError
+from secu.methods.answer import choose_answer
+from secu.methods.base import Conclusion, Method
 from secu.nets.encoder import Encoder
 from secu.views.augment import Augmentation
+from secu.views.features import FeatureViews
+from secu.views.neighbors import Neighbors, find_neighbors
+
+PART = 2**16  # feature vectors that are standardized at a time
+ANSWER_NEIGHBORS = 20  # neighbors in the run's own embeddings by which the answer is chosen
 
 
 class StableClustering(Method):
     """One-stage clustering: representation, centers and labels are learned together."""
 
+    images: Images
+    own_neighbors: Tensor
+    vectors: Tensor | None = None
+
     def __init__(self, config: Config, images: int, shape: Shape) -> None:
         super().__init__(config, images, shape)
-        channels, height, width = shape
-        self.views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
-        self.encoder = Encoder(config.encoder, channels)
+        self.on_features = len(shape) == 1
+        self.neighbors: Neighbors | None = None
+        if self.on_features:
+            self.views = FeatureViews(shape[0], config.features)
+            self.encoder = Encoder(config.encoder, 0, vectors=self.views.outputs)
+        else:
+            channels, height, width = shape
+            self.views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
+            self.encoder = Encoder(config.encoder, channels)
         self.clustering = Clustering(config, images, self.encoder.dim)
+        if config.neighbors.count and not self.on_features:  # part of a checkpoint: it depends on earlier weights
+            table = torch.zeros(images, min(config.neighbors.count, images - 1), dtype=torch.int32)
+            self.register_buffer("own_neighbors", table)
+
+    def prepare(self, images: Images, first: Method | None, *, resumed: bool) -> None:
+        """Standardize feature vectors and find their neighbors."""
+        super().prepare(images, first, resumed=resumed)
+        self.images = images
+        if isinstance(self.views, FeatureViews):
+            assert images.tensor is not None
+            if not resumed and first is None:
+                self.views.learn(images.tensor)
+            parts = images.tensor.split(PART)
+            self.vectors = torch.cat([self.views.plain(part.to(self.device)) for part in parts])
+            count = self.config.neighbors.count or ANSWER_NEIGHBORS
+            self.neighbors = find_neighbors(self.vectors, count, originals=images.tensor)
+            if not self.neighbors.table.shape[1]:
+                raise UserError(f"source: all {len(images):,} feature vectors are the same")
+
+    def inputs(self) -> Tensor | None:
+        """Return the standardized and reduced feature vectors, if there are any."""
+        return self.vectors
+
+    def start_epoch(self, epoch: int, done: float) -> None:
+        """Prepare for an epoch; neighbors in the run's own embeddings are searched again every few epochs."""
+        super().start_epoch(epoch, done)
+        settings = self.config.neighbors
+        if self.on_features or not settings.count or done < settings.start:
+            return
+        first = not self.own_neighbors.any()
+        if first or epoch % settings.every == 0:
+            found = find_neighbors(self.predictor().embed(self.images), settings.count)
+            self.own_neighbors.copy_(found.of(torch.arange(len(self.images))))
+        rows = torch.arange(len(self.images))
+        self.neighbors = Neighbors(self.own_neighbors.cpu(), rows)
+
+    def partners(self, order_N: Tensor, generator: torch.Generator) -> Tensor | None:
+        """Return a random neighbor of each image, if neighbors are in use."""
+        if self.neighbors is None or not self.config.neighbors.count:
+            return None
+        return self.neighbors.draw(order_N, generator)
 
     def losses(self, batch: Tensor, index_B: Tensor) -> dict[str, Tensor]:
         """Assign labels to a batch, and return the losses of the representation and of the centers."""
@@ -32,3 +92,12 @@ class StableClustering(Method):
             embeddings_SBD = self.call(self.encoder, views.flatten(0, 1))
         losses: dict[str, Tensor] = self.call(self.clustering.step, embeddings_SBD, index_B)
         return losses
+
+    def conclude(self, images: Images, scored: Images | None) -> Conclusion:
+        """Choose the clusters that the run reports, if that is left to it."""
+        if self.config.answer == "head":
+            return Conclusion()
+        embeddings_ND = self.predictor().embed(images)
+        neighbors = self.neighbors if self.on_features else None
+        neighbors = neighbors or find_neighbors(embeddings_ND, ANSWER_NEIGHBORS)
+        return choose_answer(self.clustering, self.config, embeddings_ND, neighbors)

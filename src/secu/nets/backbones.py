@@ -9,12 +9,14 @@ weights.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secu.config import EncoderConfig
+from secu.errors import UserError
 from secu.registry import BACKBONES
 
 VIEWS = 2  # a training batch holds all first views, then all second views
@@ -140,6 +142,18 @@ class Backbone(nn.Module):
     features: int
 
 
+class Vectors(Backbone):
+    """In place of a network, for inputs that are feature vectors already: (N, features), unchanged."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the vectors."""
+        return x
+
+
 class ResNet(Backbone):
     """A residual network without its classifier."""
 
@@ -147,6 +161,7 @@ class ResNet(Backbone):
         self, block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], stem_kind: str, channels: int
     ) -> None:
         super().__init__()
+        self.depths = depths
         width = inputs = 64
         self.stem = stem(stem_kind, channels, width)
         blocks: list[nn.Module] = []
@@ -162,6 +177,12 @@ class ResNet(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         """Return the last feature map averaged over the image."""
         return torch.mean(self.blocks(self.stem(x)), dim=(2, 3))
+
+    def stages(self) -> list[nn.Module]:
+        """Return the parts of the network in order, one for each resolution; the stem belongs to the first."""
+        ends = list(accumulate(self.depths))
+        stages = [self.blocks[end - depth : end] for depth, end in zip(self.depths, ends, strict=True)]
+        return [nn.Sequential(self.stem, stages[0]), *stages[1:]]
 
 
 class SmallNet(Backbone):
@@ -214,3 +235,9 @@ def build_backbone(config: EncoderConfig, channels: int) -> Backbone:
     """Return the backbone that the config names."""
     backbone: Backbone = BACKBONES[config.backbone](config, channels)
     return backbone
+
+
+def no_backbone(config: EncoderConfig, channels: int) -> Backbone:
+    """Raise: feature vectors need no backbone, and images cannot do without one."""
+    valid = ", ".join(name for name in BACKBONES.names() if name != "none")
+    raise UserError(f"encoder.backbone: none is for feature vectors only; valid for images: {valid}")

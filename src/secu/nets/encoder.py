@@ -1,14 +1,17 @@
-"""Images → unit embeddings, through backbone, projection and (optional) prediction.
+"""Images, or feature vectors, → unit embeddings, through backbone, projection and (optional) prediction.
 
 Shapes: V views, B images, S embeddings per image (V of the projection; with a prediction MLP, V more), D dimensions.
 """
+
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secu.config import EncoderConfig
-from secu.nets.backbones import VIEWS, ViewNorm, build_backbone
+from secu.errors import UserError
+from secu.nets.backbones import VIEWS, Vectors, ViewNorm, build_backbone
 
 
 class Encoder(nn.Module):
@@ -17,11 +20,15 @@ class Encoder(nn.Module):
     Args:
         config: The settings.
         channels: Number of channels of the images.
+        vectors: Length of the inputs if they are feature vectors, which take the place of the backbone; 0 for images.
     """
 
-    def __init__(self, config: EncoderConfig, channels: int) -> None:
+    def __init__(self, config: EncoderConfig, channels: int, vectors: int = 0) -> None:
         super().__init__()
-        self.backbone = build_backbone(config, channels)
+        self.backbone = Vectors(vectors) if vectors else build_backbone(config, channels)
+        self.fixed = [] if vectors else fixed_parts(self.backbone, config)
+        for part in self.fixed:
+            part.requires_grad_(False)
         features = self.backbone.features
         self.dim = config.dim if config.projection_layers else features
         hidden = config.hidden_dim or features
@@ -35,6 +42,13 @@ class Encoder(nn.Module):
         stacked = torch.cat(outputs).unflatten(0, (VIEWS * len(outputs), -1))
         return F.normalize(stacked.float(), dim=-1)
 
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, except for the parts of the backbone that are not trained."""
+        super().train(mode)
+        for part in self.fixed:
+            part.eval()
+        return self
+
     def embed(self, images_NCHW: Tensor) -> Tensor:
         """Embed single images with the projection: (N, C, H, W) → (N, D), float32."""
         return F.normalize(self.projection(self.backbone(images_NCHW)).float(), dim=-1)
@@ -44,6 +58,18 @@ class Encoder(nn.Module):
         for module in self.modules():
             if isinstance(module, ViewNorm):
                 module.views = number
+
+
+def fixed_parts(backbone: Any, config: EncoderConfig) -> list[nn.Module]:
+    """Return the parts of a backbone that ``encoder.trainable`` excludes from training."""
+    if config.trainable == "all":
+        return []
+    if config.trainable == "nothing":
+        return [backbone]
+    if not hasattr(backbone, "stages"):
+        raise UserError(f"encoder.trainable: last needs a backbone with stages, which {config.backbone} does not have")
+    parts: list[nn.Module] = backbone.stages()[:-1]
+    return parts
 
 
 def projection(features: int, hidden: int, dim: int, layers: int) -> nn.Module:

@@ -60,7 +60,7 @@ class Pretraining:
 
 
 LITE0 = Pretraining(
-    size=160,
+    size=224,
     mean=(127 / 255,) * 3,
     std=(128 / 255,) * 3,
     features=1280,

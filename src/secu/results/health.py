@@ -15,6 +15,7 @@ DOMINANT_OF_TWO = 0.9  # share for K = 2, where one cluster always has at least 
 # (docs/defaults.md).
 STARVED = 0.4
 UNSETTLED = 0.1  # share of images that still changed cluster in the last epoch
+UNSETTLED_BY_NEIGHBORS = 0.5  # likewise if a view is a random neighbor: 15 to 25% then change in the best of runs
 CROWDED = 0.5  # share of images in one cluster of a finer head
 UNCERTAIN = 3.0  # mean confidence below this multiple of a random guess
 CONFIDENT = 0.6  # mean confidence that is high enough for any number of clusters
@@ -37,14 +38,14 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
         _dominant(sizes, config) or _starved(sizes, config),
         _uncertain(confidence, config.clusters),
         _crowded(last.get("crowded", 0.0), config),
-        _unsettled(last.get("changed", 0.0)),
+        _unsettled(last.get("changed", 0.0), UNSETTLED_BY_NEIGHBORS if config.neighbors.count else UNSETTLED),
     ]
     return tuple(text for text in found if text)
 
 
 def _balance(config: Config) -> float | None:
     """Return the requested balance of cluster sizes; None if the constraint has no such setting."""
-    return config.constraint.lower if config.constraint.kind == "size" else None
+    return config.constraint.lower if config.constraint.kind == "size" and config.answer != "tree" else None
 
 
 def _more_equal(config: Config) -> str:
@@ -108,7 +109,7 @@ def _crowded(crowded: float, config: Config) -> str:
     return ""
 
 
-def _unsettled(changed: float) -> str:
-    if changed > UNSETTLED:
+def _unsettled(changed: float, limit: float) -> str:
+    if changed > limit:
         return f"{changed:.0%} of the images still changed cluster in the last epoch: train longer (optim.epochs)"
     return ""

@@ -30,7 +30,7 @@ def find_results(run: Run, predictor: Predictor, images: Images) -> Results:
     """Assign every image to its nearest center."""
     embeddings_ND = predictor.embed(images).cpu()
     centers_KD = predictor.centers.detach().cpu()
-    predictions = predictor.choose(embeddings_ND @ centers_KD.T)
+    predictions = predictor.choose(predictor.compare(embeddings_ND))
     return Results(
         images=images,
         embeddings=embeddings_ND,

@@ -51,9 +51,9 @@ def make_table(
         "outlier": outlier.tolist(),
     }
     if labels is not None:
-        table[LABEL] = [_writable(label) for label in labels]
+        table[LABEL] = [writable(label) for label in labels]
     for name, column in zip(_names(columns), columns.values(), strict=True):
-        table[name] = [_writable(value) for value in column]
+        table[name] = [writable(value) for value in column]
     return table
 
 
@@ -66,14 +66,14 @@ def _names(columns: Iterable[str]) -> list[str]:
     """Return unique names for the source's columns that do not clash with our own."""
     names: list[str] = []
     for column in columns:
-        name = str(_writable(column))
+        name = str(writable(column))
         while name in OURS or name == LABEL or name in names:
             name = f"source_{name}"
         names.append(name)
     return names
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
     r"""Return a value in a form that can be written; bytes that are not UTF-8 are escaped, as in ``\udce4``."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")

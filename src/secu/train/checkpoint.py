@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secu.cluster.tree import Tree
 from secu.config import Config
-from secu.data import shape_of
+from secu.data import input_shape
 from secu.errors import UserError
 from secu.methods import Method, Predictor, build_method
 from secu.train.run import MODEL, Run
 from secu.train.step import Step
 
+TREE = ("tree.linkage", "tree.leaves", "tree.head")  # in a model file, if the run has a tree of clusters
 RENAMED = {"clustering.sure": "clustering.confident"}  # tensor names of version 0.1
 
 
@@ -81,7 +83,7 @@ def load_predictor(run: Run, device: torch.device) -> Predictor:
 
 def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.device, name: str) -> Method:
     """Build a method and load the tensors of its model file; ``name`` is used in error messages."""
-    method = build_method(config, config.clusters, shape_of(config.data), device).eval()
+    method = build_method(config, config.clusters, input_shape(config.data), device).eval()
     load_tensors(method, tensors, name)
     return method
 
@@ -89,6 +91,8 @@ def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.devic
 def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> None:
     """Load the tensors of a trained model into a method."""
     mine = select(method.state_dict(), method.trained_tensors)
+    tree = [tensors[key] for key in TREE if key in tensors]
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE}
     if not any(key.startswith(prefix) for prefix in method.trained_tensors for key in tensors):
         raise UserError(f"run: {name} is not a model written by secu")
     if not _alike(mine, tensors):
@@ -96,6 +100,15 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
     with torch.no_grad():
         for key, tensor in mine.items():
             tensor.copy_(tensors[key])
+    if tree:
+        method.clustering.tree = Tree(*tree)
+
+
+def model_tensors(method: Method) -> dict[str, Tensor]:
+    """Return the tensors of the trained model, in host memory."""
+    tensors = _on_host(select(method.state_dict(), method.trained_tensors))
+    tree = method.clustering.tree
+    return tensors | (dict(zip(TREE, tree, strict=True)) if tree else {})
 
 
 def select(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from secu.errors import UserError
 from secu.train.step import Step
 
+BatchShape = tuple[int, ...]  # number of images, and whether the batch of each run includes partners
 WARM_UP = 3  # real steps on a side stream before a graph is captured: autotuning and lazy allocation happen there
 
 
@@ -78,27 +79,28 @@ class Engine:
 
 
 class Replays:
-    """Runs steps a few times, then captures them as a CUDA graph, one per batch size, and replays it.
+    """Runs steps a few times, then captures them as a CUDA graph, one per shape of a batch, and replays it.
 
     Each run's step is captured on its own stream, so that the kernels of different runs can overlap.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
-        self.runs: Counter[int] = Counter()
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.runs: Counter[BatchShape] = Counter()
+        self.graphs: dict[BatchShape, torch.cuda.CUDAGraph] = {}
         self.streams = [torch.cuda.Stream() for _ in steps]
         self.capture_stream = torch.cuda.Stream()
 
     def __call__(self, size: int) -> None:
         """Do one step on the next ``size`` images of each run."""
-        self.runs[size] += 1
-        if self.runs[size] <= WARM_UP:
+        shape = (size, *(step.has_partners for step in self.steps))
+        self.runs[shape] += 1
+        if self.runs[shape] <= WARM_UP:
             self._run(size)
             return
-        if size not in self.graphs:
-            self.graphs[size] = self._capture(size)
-        self.graphs[size].replay()
+        if shape not in self.graphs:
+            self.graphs[shape] = self._capture(size)
+        self.graphs[shape].replay()
 
     def _run(self, size: int) -> None:
         """Do the steps, each on its own stream, which forks from the current stream and joins it again."""

@@ -4,7 +4,7 @@ Learning rates are tensors on the device, so that a captured step reads a new va
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,17 +58,23 @@ def build_optimizer(
     center_weights: list[nn.Parameter],
     encoder_lr: Tensor,
     center_lr: Tensor,
+    backbone_weights: Sequence[nn.Parameter] = (),
+    backbone_lr: Tensor | None = None,
 ) -> torch.optim.Optimizer:
-    """Return one optimizer for encoder and centers; their learning rates are read from the two tensors.
+    """Return one optimizer for encoder and centers; their learning rates are read from tensors.
+
+    Those of ``encoder_weights`` that are also ``backbone_weights`` may have a learning rate of their own.
 
     Weight decay also applies to the centers. They are unconstrained vectors that are normalized when used, so decay
     keeps their effective step size on the sphere from shrinking. LARS applies plain SGD to them.
     """
-    groups: list[dict[str, Any]] = [{"params": encoder_weights, "lr": encoder_lr}]
-    if center_weights:
-        groups.append({"params": center_weights, "lr": center_lr})
+    apart = {id(weight) for weight in backbone_weights}
+    backbone = [weight for weight in encoder_weights if id(weight) in apart]
+    rest = [weight for weight in encoder_weights if id(weight) not in apart]
+    rates = ((backbone, backbone_lr), (rest, encoder_lr), (center_weights, center_lr))
+    groups: list[dict[str, Any]] = [{"params": weights, "lr": rate} for weights, rate in rates if weights]
     if config.name == "lars":
-        groups[1:] = [group | {"adapt": False} for group in groups[1:]]
+        groups = [group | {"adapt": group["lr"] is not center_lr} for group in groups]
         optimizer: torch.optim.Optimizer = LARS(groups, config.momentum, config.weight_decay)
     else:
         optimizer = torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=True)
@@ -79,13 +85,16 @@ def build_optimizer(
 
 
 def learning_rates(config: Config, epoch: int, steps: int) -> Tensor:
-    """Return encoder and center learning rates for each step of an epoch (steps, 2).
+    """Return the learning rates of encoder, centers and backbone for each step of an epoch (steps, 3).
 
     The encoder's rate is 0 in the initial epochs, then warms up linearly and decays to 0 along a half cosine. The
-    centers' rate is constant, or rises from 0 as (1 − cos)/2 over the whole run.
+    centers' rate is constant, or rises from 0 as (1 − cos)/2 over the whole run. The backbone's rate is proportional to
+    the encoder's.
     """
-    rates = [_at(config, epoch + step / steps) for step in range(steps)]
-    return torch.tensor(rates, dtype=torch.float32)
+    rates = torch.tensor([_at(config, epoch + step / steps) for step in range(steps)], dtype=torch.float32)
+    optim = config.optim
+    ratio = 1.0 if optim.backbone_lr is None or not optim.lr else optim.backbone_lr / optim.lr
+    return torch.cat([rates, ratio * rates[:, :1]], dim=1)
 
 
 def _at(config: Config, time: float) -> tuple[float, float]:

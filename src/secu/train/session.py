@@ -15,12 +15,12 @@ from secu.data import Images
 from secu.errors import UserError
 from secu.methods import Conclusion, build_method
 from secu.settings import flatten
-from secu.train.checkpoint import Checkpoint, load_method, load_tensors, select
+from secu.train.checkpoint import Checkpoint, load_method, load_tensors, model_tensors, select
 from secu.train.clock import Clock
-from secu.train.feed import Feed
+from secu.train.feed import Feed, ResidentFeed
 from secu.train.files import write_json
 from secu.train.listener import Listener
-from secu.train.run import BEST, OUTCOMES, Run
+from secu.train.run import BEST, MODEL, OUTCOMES, Run
 from secu.train.step import Step
 
 AS_GOOD = 0.05  # an epoch counts as good if its label-free score is within this margin of the best
@@ -92,6 +92,8 @@ class Session:
         if self.config.init_from is not None and (not resumed or self.method.needs_first_run):
             first = load_method(Run.open(Path(self.config.init_from)), self.device)
         self.method.prepare(self.images, first, resumed=resumed)
+        if (inputs := self.method.inputs()) is not None:
+            self.step.feed = ResidentFeed(inputs)
 
     @property
     def finished(self) -> bool:
@@ -212,6 +214,7 @@ class Session:
         """Let the method finish, and write its summary."""
         conclusion = self.method.conclude(self.images, None if test is self.images else test)
         if conclusion.settings:
+            self.run.save_model(MODEL, model_tensors(self.method))  # before the config refers to anything new in it
             self.amended = sorted(flatten(conclusion.settings))
             self.describe()  # before the config changes: resuming refuses changes that run.json does not list
             self.config = self.method.config = self.run.amend(conclusion.settings)

@@ -54,17 +54,23 @@ class Step:
         self.config = method.config
         self.images = images
         self.sizes = batch_sizes(len(images), self.config.optim.batch_size)
-        self.rates = torch.zeros(2, device=device)
+        self.rates = torch.zeros(3, device=device)
         encoder_weights, center_weights = method.trained_parameters()
-        encoder_lr, center_lr = self.rates.unbind()
-        self.optimizer = build_optimizer(self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr)
+        encoder_lr, center_lr, backbone_lr = self.rates.unbind()
+        apart = [] if self.config.optim.backbone_lr is None else list(method.encoder.backbone.parameters())
+        self.optimizer = build_optimizer(
+            self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr
+        )
         self.generator = torch.Generator(device)
         method.generator = self.generator
-        self.feed = feed or build_feed(images, max(self.sizes), device)
+        inputs = 2 if self.config.neighbors.count else 1  # of an image and its partner
+        self.feed = feed or build_feed(images, inputs * max(self.sizes), device)
         self.compiled_call = CompiledCall() if compiled else call_directly
         # Inputs of a step other than weights; updated in place once per epoch.
         self.order = torch.zeros(len(images), dtype=torch.int64, device=device)
-        self.rate_table = torch.zeros(len(self.sizes), 2, device=device)
+        self.partners = torch.zeros(len(images), dtype=torch.int64, device=device)
+        self.has_partners = False
+        self.rate_table = torch.zeros(len(self.sizes), 3, device=device)
         self.images_done = torch.zeros(1, dtype=torch.int64, device=device)
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
         self.places = torch.arange(max(self.sizes), device=device)
@@ -82,15 +88,23 @@ class Step:
             counter.zero_()
         self.method.train()
         self.method.start_epoch(number, number / self.config.optim.total_epochs)
-        self.feed.start(order.split(self.sizes))
+        partners = self.method.partners(order, shuffle)
+        self.has_partners = partners is not None
+        batches = order.split(self.sizes)
+        if partners is not None:
+            self.partners.copy_(partners)
+            pairs = zip(batches, partners.split(self.sizes), strict=True)
+            batches = tuple(torch.cat(pair) for pair in pairs)
+        self.feed.start(batches)
 
     def run(self, size: int) -> None:
         """Run one step on the next ``size`` images."""
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
-        index_B = self.order.index_select(0, self.images_done + self.places[:size])
+        places = self.images_done + self.places[:size]
+        index_B = self.order.index_select(0, places)
         # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
         self.method.call = self.compiled_call if size == self.sizes[0] else call_directly
-        losses = self.method.losses(self.feed.inputs(index_B), index_B)
+        losses = self.method.losses(self._inputs(index_B, places), index_B)
         values = torch.stack(list(losses.values()))
         self.optimizer.zero_grad(set_to_none=True)
         values.sum().backward()
@@ -101,6 +115,14 @@ class Step:
         self.loss_sums += size * values.detach()
         self.images_done += size
         self.steps_done += 1
+
+    def _inputs(self, index_B: Tensor, places: Tensor) -> Tensor:
+        """Return the inputs of a step (B, …), or those of the images and of their partners (2, B, …)."""
+        if not self.has_partners:
+            return self.feed.inputs(index_B)
+        both = torch.cat([index_B, self.partners.index_select(0, places)])
+        pairs: Tensor = self.feed.inputs(both).unflatten(0, (2, -1))
+        return pairs
 
     def _name_losses(self, losses: dict[str, Tensor]) -> None:
         """Allocate the sums of the losses at the first step, which is never captured in a graph."""

@@ -81,9 +81,13 @@ class Augmentation(nn.Module):
         return {name: numbers[..., where] for name, where in self._numbers.items()}
 
     def render(self, inputs: Tensor, draws: dict[str, Tensor]) -> Tensor:
-        """Return the two views given by ``draws``: float32 (2, B, C, height, width)."""
+        """Return the two views given by ``draws``: float32 (2, B, C, height, width).
+
+        ``inputs`` are images (B, C, H, W), or pairs of images (2, B, C, H, W), one for each view.
+        """
         chosen = {name: value.flatten(0, 1) for name, value in self.choose(draws).items()}
-        images = (inputs.float() / 255).expand(2, *inputs.shape).flatten(0, 1)
+        pairs = inputs if inputs.ndim == 5 else inputs.expand(2, *inputs.shape)
+        images = pairs.flatten(0, 1).float() / 255
         if "box" in chosen:
             images = ops.crop(images, chosen["box"], self.view_size)
         if "affine" in chosen:
@@ -96,7 +100,7 @@ class Augmentation(nn.Module):
             images = ops.blur(images, chosen["sigma"], math.ceil(GAUSSIAN_REACH * self.config.blur_radius[1]))
         if "solarize" in chosen:
             images = ops.solarize(images, chosen["solarize"])
-        return ((images - self.mean) / self.std).contiguous().view(2, *inputs.shape[:2], *self.view_size)
+        return ((images - self.mean) / self.std).contiguous().view(*pairs.shape[:3], *self.view_size)
 
     def plain(self, inputs: Tensor) -> Tensor:
         """Return the inputs for evaluation: normalized images without augmentation.

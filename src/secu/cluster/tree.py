@@ -1,0 +1,52 @@
+"""A tree of clusters: those of a finer head, merged step by step, so that groups may be of any size.
+
+Every head holds its clusters near an equal size, so a large group fills several clusters of a finer head, and a small
+group one. Merging these clusters bottom-up and cutting the tree at K gives K groups of any size.
+Shapes: N images, M clusters of a head, L of them with images, D dimensions, K groups.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.cluster import hierarchy
+from torch import Tensor
+
+
+class Tree(NamedTuple):
+    """Merges of the clusters of one head.
+
+    Attributes:
+        linkage: The merges in scipy's format, float64 (L − 1, 4).
+        leaves: The clusters that are merged: those with images (L,).
+        head: The position of the head, as a tensor without dimensions.
+    """
+
+    linkage: Tensor
+    leaves: Tensor
+    head: Tensor
+
+    def cut(self, groups: int) -> Tensor:
+        """Return the group of each leaf (L,), numbered by the first leaf of each, after all but the last merges."""
+        found = hierarchy.cut_tree(self.linkage.numpy(), n_clusters=groups)[:, 0]
+        return torch.from_numpy(_by_first(found))
+
+
+def grow_tree(embeddings_ND: Tensor, labels_N: Tensor, head: int) -> Tree:
+    """Merge the clusters of a head by the cosine of their mean embeddings, with average linkage.
+
+    Every cluster has the same weight, whatever its size.
+    """
+    leaves, numbers = labels_N.unique(return_inverse=True)
+    sums_LD = torch.zeros(len(leaves), embeddings_ND.shape[1], dtype=torch.float64)
+    sums_LD.index_add_(0, numbers, embeddings_ND.double())
+    linkage = hierarchy.linkage(sums_LD.numpy(), "average", metric="cosine")
+    return Tree(torch.from_numpy(linkage), leaves, torch.tensor(head))
+
+
+def _by_first(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number labels in the order of their first appearance."""
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    rank: NDArray[np.int64] = np.argsort(np.argsort(first))
+    return rank[number]

@@ -1,0 +1,210 @@
+"""Feature vectors that someone has computed: a float matrix (N, D) in an .npy file, or a list column in a Parquet file.
+
+Other columns of a Parquet file are kept. If there is a ``path`` column, it names the picture of each vector, which is
+shown in reports and sorted into folders; training uses the vectors alone.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.decode import BadImage, Raw
+from secu.data.probe import Probe
+from secu.data.source import Shape, Source, file_stamp
+from secu.data.text import one_line, printable
+from secu.errors import UserError
+
+COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several
+BLOCK = 2**24  # values that are checked at a time
+SAMPLE = 500  # rows that are compared with their neighbors
+SMALLEST_PICTURE = 16  # pixels
+ROUGHEST_PICTURE = 0.1  # variance between neighboring pixels, as a share of that of the whole
+
+
+class VectorSource(Source):
+    """Feature vectors by index, optionally with the picture that each belongs to.
+
+    Args:
+        name: Name used in messages.
+        vectors: The vectors, floats (N, D).
+        place: Path to reopen the vectors from; empty for vectors in memory.
+        stamp: String that changes when the vectors change; empty in memory.
+        paths: The file of each picture; None if there are no pictures.
+        columns: Additional columns.
+
+    Raises:
+        UserError: The vectors cannot be clustered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        vectors: NDArray[Any],
+        *,
+        place: str = "",
+        stamp: str = "",
+        paths: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self.vectors = _checked(printable(name), vectors)
+        ids: Iterable[str] = map(str, range(len(vectors)))
+        self.paths: list[str] | None = None
+        if paths is not None:
+            ids = _unique_ids(paths)
+            base = os.path.dirname(place)
+            self.paths = [os.path.normpath(os.path.join(base, path)) for path in paths]
+        super().__init__(name, place, ids, columns=columns)
+        self.stamp = stamp
+        self.has_folders = paths is not None
+
+    def read(self, i: int, values: str | None = None) -> Raw:
+        """Return the path of picture ``i``."""
+        if self.paths is None:
+            raise BadImage("there are only feature vectors, no pictures")
+        return self.paths[i]
+
+    def ready(self, rows: slice, shape: Shape, values: str | None = None) -> NDArray[Any] | None:
+        """Return a batch of vectors."""
+        if shape != self.vectors.shape[1:]:
+            wanted = f"vectors of {shape[0]}" if len(shape) == 1 else f"images of {shape[-1]} pixels"
+            given = f"{self.name} has vectors of {self.vectors.shape[1]} features"
+            raise UserError(f"source: {given}, but the run was trained on {wanted}")
+        return np.array(self.vectors[rows], np.float32)
+
+    def probe(self) -> Probe:
+        """Return size and channels of the pictures; both are 0 if there are none."""
+        try:
+            return super().probe() if self.paths is not None else Probe(0, 0, None, "")
+        except UserError:  # the pictures are gone, which matters only for display
+            return Probe(0, 0, None, "")
+
+    def stamps(self) -> Iterator[str]:
+        """Return size and modification time of the file."""
+        yield self.stamp
+
+
+def open_vectors(path: str) -> VectorSource:
+    """Open an .npy file with a float matrix, or a Parquet file with a list column.
+
+    Raises:
+        UserError: The file does not contain feature vectors that can be clustered.
+    """
+    place = os.path.abspath(path)
+    if path.lower().endswith(".npy"):
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        return VectorSource(path, vectors, place=place, stamp=file_stamp(path))
+    vectors, columns = _read_parquet(path)
+    paths = columns.pop("path", None)
+    if paths is not None and not all(isinstance(value, str) and value for value in paths):
+        raise UserError(f"source: {printable(path)} has rows without a path; name a picture in every row, or in none")
+    return VectorSource(path, vectors, place=place, stamp=file_stamp(path), paths=paths, columns=columns)
+
+
+def has_vectors(path: str) -> bool:
+    """Return whether a readable .npy or Parquet file holds feature vectors rather than images or paths of images."""
+    if path.lower().endswith(".npy"):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return bool(array.ndim == 2 and array.dtype.kind == "f")
+    import pyarrow.parquet as parquet
+
+    return vector_column(parquet.read_schema(path)) is not None
+
+
+def vector_column(schema: Any) -> str | None:
+    """Return the name of the column of a Parquet file that holds lists of floats; None if there is none.
+
+    Raises:
+        UserError: There are several, none of which has a usual name.
+    """
+    import pyarrow as pa
+
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    found = [
+        field.name
+        for field in schema
+        if any(test(field.type) for test in lists) and pa.types.is_floating(field.type.value_type)
+    ]
+    usual = [name for name in COLUMNS if name in found]
+    if "path" in schema.names and not usual:
+        return None  # a manifest of images; the lists may be boxes or colors
+    if len(found) > 1 and not usual:
+        raise UserError(f"source: several columns hold vectors ({printable(', '.join(found))}); name one 'features'")
+    return (usual or found or [None])[0]
+
+
+def _read_parquet(path: str) -> tuple[NDArray[Any], dict[str, list[Any]]]:
+    """Return the vectors in a Parquet file, and its other columns."""
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
+        name = vector_column(table.schema)
+        assert name is not None
+        column = table.column(name).combine_chunks()
+        return _matrix(path, name, column), table.drop_columns([name]).to_pydict()
+    except UserError:
+        raise
+    except Exception as error:  # damaged pages behind a readable header, columns of the same name
+        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+
+
+def _matrix(path: str, name: str, column: Any) -> NDArray[Any]:
+    """Return a list column as a matrix."""
+    if column.null_count:
+        raise UserError(f"source: {printable(path)} has no vector in {column.null_count} of {len(column)} rows")
+    lengths = set(column.value_lengths().unique().to_pylist()) if len(column) else {0}
+    if len(lengths) != 1:
+        found = f"{min(lengths)} to {max(lengths)}"
+        raise UserError(f"source: {printable(path)}: vectors in {name!r} have different lengths, from {found}")
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(values).reshape(len(column), lengths.pop())
+
+
+def _checked(name: str, vectors: NDArray[Any]) -> NDArray[Any]:
+    """Return vectors of a type that torch has; raise if they cannot be clustered."""
+    if vectors.ndim != 2 or vectors.dtype.kind != "f":
+        raise UserError(f"source: {name} must be floats of shape (N, D), got {vectors.dtype} of shape {vectors.shape}")
+    count, features = vectors.shape
+    if features < 2:
+        raise UserError(f"source: {name} has vectors of {features} feature(s); at least 2 are needed")
+    step = max(1, BLOCK // features)
+    for start in range(0, count, step):
+        with np.errstate(over="ignore"):  # too large a number becomes infinite, which is reported below
+            block = np.asarray(vectors[start : start + step], np.float32)
+        finite = np.isfinite(block).all(1)
+        if not finite.all():
+            first = start + int(np.flatnonzero(~finite)[0])
+            raise UserError(f"source: {name} has NaN, infinite or too large values, first in row {first}")
+        if not (nonzero := block.any(1)).all():
+            first = start + int(np.flatnonzero(~nonzero)[0])
+            raise UserError(f"source: {name} has vectors of zeros, which have no direction, first in row {first}")
+    if looks_like_picture(np.asarray(vectors[:SAMPLE], np.float32)):
+        raise UserError(f"source: {name} of shape {vectors.shape} looks like one picture; vectors have shape (N, D)")
+    return vectors if vectors.dtype.itemsize <= 4 and vectors.dtype.isnative else vectors.astype(np.float32)
+
+
+def looks_like_picture(rows_ND: NDArray[np.float32]) -> bool:
+    """Return whether neighboring rows and neighboring columns are nearly the same, as in a single gray image."""
+    if min(rows_ND.shape) < SMALLEST_PICTURE:
+        return False
+    centered = rows_ND - rows_ND.mean(0)  # features may have any mean, for example where two kinds are put together
+    power = float(np.square(centered).mean())
+    jumps = [float(np.square(np.diff(centered, axis=axis)).mean()) / 2 for axis in (0, 1)]
+    return power > 0 and max(jumps) < ROUGHEST_PICTURE * power
+
+
+def _unique_ids(paths: Sequence[str]) -> list[str]:
+    """Return the paths with forward slashes; a repeated one gets the number of its row."""
+    seen: set[str] = set()
+    ids = []
+    for row, path in enumerate(paths):
+        name = path.replace(os.sep, "/")
+        while name in seen:
+            name = f"{name}#{row}"
+        ids.append(name)
+        seen.add(name)
+    return ids

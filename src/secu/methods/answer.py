@@ -1,0 +1,95 @@
+"""Which clusters a run reports: those of one of several heads with the requested number, or a cut of the tree.
+
+Both are judged without labels, by the neighbors of the images. Heads of one size are compared by the mutual information
+of the labels of images and of their neighbors. A head that holds its clusters at equal sizes splits large groups and
+joins small ones; where groups really differ in size, merged clusters agree with the neighbors more often.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from secu.cluster.clustering import Clustering
+from secu.cluster.metrics import mutual_information
+from secu.cluster.tree import Tree, grow_tree
+from secu.config import Config
+from secu.methods.base import Conclusion
+from secu.views.neighbors import Neighbors
+
+# The tree answers if the head disagrees with the neighbors this many times as often, corrected for chance. Chosen on 52
+# runs on subsets of CIFAR-10 and CIFAR-100 features (docs/lab/features.md).
+RATIO = 1.13
+FINEST = 3  # trees are grown on heads of up to this many times the requested clusters
+
+
+class Answer(NamedTuple):
+    """The chosen clusters.
+
+    Attributes:
+        head: The best of the heads with the requested number of clusters.
+        tree: The tree over the clusters of the finest head of these; None if no head is finer.
+        ratio: How much more often the head disagrees with the neighbors than cuts of trees; 0 without a tree.
+    """
+
+    head: int
+    tree: Tree | None
+    ratio: float
+
+
+def choose_answer(clustering: Clustering, config: Config, embeddings_ND: Tensor, neighbors: Neighbors) -> Conclusion:
+    """Choose the head or the tree that a run reports, and set it in the clustering."""
+    found = find_answer(clustering, config, embeddings_ND, neighbors)
+    wanted = config.answer
+    if wanted == "auto":
+        wanted = "tree" if found.ratio > RATIO else "head"
+    clustering.main = found.head
+    clustering.tree = found.tree
+    clustering.answer = wanted
+    summary = {"head": found.head, "answer": wanted, "ratio": round(found.ratio, 4), "limit": RATIO}
+    return Conclusion(summary={"answer": summary}, settings={"head": found.head, "answer": wanted})
+
+
+def find_answer(clustering: Clustering, config: Config, embeddings_ND: Tensor, neighbors: Neighbors) -> Answer:
+    """Compare all heads of a run, and the trees over those that are finer than requested."""
+    clusters = config.clusters
+    embeddings_ND = embeddings_ND.cpu()
+    labels = [(embeddings_ND @ clustering.head(n).cpu().T).argmax(-1) for n in range(len(config.heads))]
+    twins = [n for n, size in enumerate(config.heads) if size == clusters]
+    whole = [n for n in twins if len(labels[n].unique()) == clusters]
+    head = max(whole or twins, key=lambda n: information(labels[n], neighbors, clusters))
+    finer = sorted((size, n) for n, size in enumerate(config.heads) if clusters < size <= FINEST * clusters)
+    trees = [grow_tree(embeddings_ND, labels[n], n) for _, n in finer if len(labels[n].unique()) > clusters]
+    if not trees:
+        return Answer(head, None, 0.0)
+    cuts = [relabeled(labels[int(tree.head)], tree, clusters) for tree in trees]
+    against = disagreement(labels[head], neighbors)
+    ratios = [against / max(disagreement(cut_N, neighbors), 1e-9) for cut_N in cuts]
+    return Answer(head, trees[-1], sum(ratios) / len(ratios))
+
+
+def relabeled(labels_N: Tensor, tree: Tree, groups: int) -> Tensor:
+    """Return the group of each image, given the cluster of each in the head that the tree was grown on."""
+    group_of = torch.full((int(tree.leaves.max()) + 1,), -1)
+    group_of[tree.leaves] = tree.cut(groups)
+    return group_of[labels_N]
+
+
+def information(labels_N: Tensor, neighbors: Neighbors, clusters: int) -> float:
+    """Return the mutual information of the labels of images and of their neighbors, as a share of log K."""
+    pairs_Nk = labels_N[:, None] * clusters + _others(labels_N, neighbors)
+    return mutual_information(torch.bincount(pairs_Nk.flatten(), minlength=clusters**2).view(clusters, clusters))
+
+
+def disagreement(labels_N: Tensor, neighbors: Neighbors) -> float:
+    """Return how often the labels of images and of their neighbors differ, 1 for labels by chance (1 − Cohen's κ)."""
+    others_Nk = _others(labels_N, neighbors)
+    share_K = labels_N.bincount().double() / len(labels_N)
+    other_K = torch.bincount(others_Nk.flatten(), minlength=len(share_K)).double() / others_Nk.numel()
+    by_chance = 1 - float((share_K * other_K).sum())
+    return float((others_Nk != labels_N[:, None]).double().mean()) / max(by_chance, 1e-9)
+
+
+def _others(labels_N: Tensor, neighbors: Neighbors) -> Tensor:
+    """Return the labels of all neighbors (N, k)."""
+    return labels_N[neighbors.of(torch.arange(len(labels_N)))]

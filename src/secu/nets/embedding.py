@@ -1,0 +1,239 @@
+"""Features of all images of a source under a frozen backbone, computed once and kept in a cache.
+
+A cache file holds one row per image, in the source's reading order: a checksum of the decoded pixels and the features
+in half precision, all NaN if the image cannot be read. Its name contains the state of the source, the weights and the
+preprocessing. It grows under a temporary name, so that an interrupted or killed process loses only the images in
+progress; a lock keeps two processes from writing the same file.
+"""
+
+import hashlib
+import os
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from secu.data import BadImage, Images, Progress, Shape, Source, data_root
+from secu.data.cache import Stored, cannot_write, state_of
+from secu.data.decode import Raw, as_bad_image, decode, quiet
+from secu.data.loading import combine, require_few_bad
+from secu.data.stream import cores, unreadable
+from secu.errors import UserError
+from secu.nets.front import Front
+from secu.nets.pretrained import weights_id
+
+VERSION = 1  # increment it whenever the same image would get different features
+CHUNK = {"cpu": 8, "mps": 32, "cuda": 64}  # images that a thread decodes and embeds at a time
+AHEAD = 3  # chunks read ahead for each thread
+LARGEST = float(np.finfo(np.float16).max)
+
+Rows = NDArray[Any]  # of row_type
+
+
+def row_type(features: int) -> np.dtype[Any]:
+    """Return the type of a row: checksum and features."""
+    return np.dtype([("checksum", "<u4"), ("features", "<f2", (features,))])
+
+
+def default_feature_cache() -> Path:
+    """Return the default cache folder for features."""
+    return data_root() / "features"
+
+
+def embed_images(
+    source: Source,
+    front: Front,
+    shape: Shape,
+    *,
+    values: str | None = None,
+    cache: Path | None = None,
+    allow_bad: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Images:
+    """Return the features of a source's images as the inputs of a model; the pictures are still those of the source.
+
+    Args:
+        source: The images.
+        front: Preprocessing and frozen backbone.
+        shape: The shape that images are decoded to.
+        values: How the run interprets values; if None, the source decides.
+        cache: Folder of the cache; by default ``default_feature_cache()``.
+        allow_bad: Continue when more than 5% of the images cannot be read.
+        strict: Raise if an image cannot be read, and do not use the cache; always the case for images in memory.
+        progress: Called with the number of images embedded so far and in total.
+
+    Raises:
+        UserError: The weights are missing, too many images cannot be read, or the cache cannot be written.
+    """
+    source.require_images()
+    values = source.values_of(values)
+    work = Embedding(source, front, shape, values, progress)
+    strict = strict or not source.place
+    if strict or not source.cacheable:
+        rows = np.concatenate(list(work.rows(0)))
+    else:
+        rows = _cached(work, cache or default_feature_cache())
+    stored = _stored(work, rows, strict=strict)
+    images = combine(source, stored, values, stored.inputs.shape[1:])
+    if not allow_bad:
+        require_few_bad(source, images)
+    return images
+
+
+class Embedding:
+    """Decodes and embeds the images of a source in threads, in its reading order."""
+
+    def __init__(
+        self, source: Source, front: Front, shape: Shape, values: str | None, progress: Progress | None
+    ) -> None:
+        self.source = source
+        self.front = front
+        self.shape = shape
+        self.values = values
+        self.progress = progress
+        self.features = int(front.load().features)  # type: ignore[arg-type]
+
+    def rows(self, done: int) -> Iterator[Rows]:
+        """Yield the rows of all images but the first ``done``, a chunk at a time."""
+        device = self.front.mean.device.type
+        total = len(self.source)
+        workers = cores()
+        order = list(self.source.order[done:])
+        size = CHUNK.get(device, CHUNK["cpu"])
+        waiting: deque[Future[Rows]] = deque()
+        pool = ThreadPoolExecutor(workers, "secu-embed")
+        try:
+            with quiet(), single_threaded(device):
+                for start in range(0, len(order), size):
+                    raws = [self._read(i) for i in order[start : start + size]]
+                    waiting.append(pool.submit(self.embed, raws))
+                    if len(waiting) > AHEAD * workers:
+                        done += len(rows := waiting.popleft().result())
+                        yield rows
+                        self._report(done, total)
+                while waiting:
+                    done += len(rows := waiting.popleft().result())
+                    yield rows
+                    self._report(done, total)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _report(self, done: int, total: int) -> None:
+        if self.progress:
+            self.progress(done, total)
+
+    def _read(self, i: int) -> Raw | BadImage:
+        try:
+            with as_bad_image():
+                return self.source.read(i, self.values)
+        except BadImage as bad:
+            return bad
+
+    @torch.inference_mode()
+    def embed(self, raws: Sequence[Raw | BadImage]) -> Rows:
+        """Return the rows of some images."""
+        rows = np.zeros(len(raws), row_type(self.features))
+        rows["features"] = np.nan
+        found = {}
+        channels, size, _ = self.shape
+        for number, raw in enumerate(raws):
+            with suppress(BadImage):
+                if not isinstance(raw, BadImage):
+                    found[number] = decode(raw, size, channels, self.values)
+        if found:
+            pixels = torch.from_numpy(np.stack(list(found.values())))
+            features = self.front(pixels.to(self.front.mean.device)).clamp(-LARGEST, LARGEST)
+            rows["features"][list(found)] = features.half().cpu().numpy()
+            rows["checksum"][list(found)] = [zlib.crc32(image.data) for image in found.values()]
+        return rows
+
+
+@contextmanager
+def single_threaded(device: str) -> Iterator[None]:
+    """On a CPU, let every thread compute alone: that is faster than all of them sharing the cores in every layer."""
+    threads = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _stored(work: Embedding, rows: Rows, *, strict: bool) -> Stored:
+    """Bring rows into the order of the source, and find out why some images cannot be read."""
+    ordered = np.empty_like(rows)
+    ordered[list(work.source.order)] = rows
+    bad: dict[int, str] = {}
+    for i in np.flatnonzero(np.isnan(ordered["features"]).all(1)).tolist():
+        try:
+            work.source.decode(i, work.shape[1], work.shape[0], work.values)
+        except BadImage as error:
+            bad[i] = error.reason
+        else:  # it was unreadable only for a while
+            ordered[i] = work.embed([work.source.read(i, work.values)])[0]
+    name = work.source.name
+    if bad and strict:
+        raise unreadable(work.source, min(bad), BadImage(bad[min(bad)]))
+    if len(bad) == len(rows):
+        raise UserError(f"source: none of the {len(bad)} images in {name} can be read; first: {bad[min(bad)]}")
+    good = np.delete(ordered, list(bad)) if bad else ordered
+    if not np.isfinite(good["features"]).all():
+        raise UserError(f"encoder.backbone: the features of {name} are not finite; are its weights damaged?")
+    return Stored(np.ascontiguousarray(good["features"]), bad, np.ascontiguousarray(good["checksum"]))
+
+
+def _cached(work: Embedding, folder: Path) -> Rows:
+    """Return the rows of a source from the cache, computing those that are missing."""
+    path = folder / _file_name(work)
+    kind = row_type(work.features)
+    part = path.with_name(f".{path.name}.part")
+    size = len(work.source) * kind.itemsize
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if not (path.is_file() and path.stat().st_size == size):
+                _forget_earlier_states(folder, work.source)
+                with open(part, "ab") as file:
+                    _complete(file, work, kind.itemsize)
+                part.replace(path)
+        return np.fromfile(path, kind)
+    except OSError as error:
+        raise UserError(cannot_write(path, error, size, "features")) from None
+
+
+def _complete(file: IO[bytes], work: Embedding, row: int) -> None:
+    """Append the missing rows to a file that may hold the first ones."""
+    done = min(file.seek(0, os.SEEK_END) // row, len(work.source))
+    file.truncate(done * row)
+    file.seek(done * row)
+    for rows in work.rows(done):
+        file.write(rows.tobytes())
+        file.flush()  # a killed process loses only the images in progress
+    os.fsync(file.fileno())
+
+
+def _forget_earlier_states(folder: Path, source: Source) -> None:
+    """Remove cache files of earlier states of a source."""
+    state = state_of(source)
+    key = state.partition("-")[0]
+    for old in (*folder.glob(f"{key}-*.features"), *folder.glob(f".{key}-*.features.*")):
+        if not old.name.removeprefix(".").startswith(state):
+            old.unlink(missing_ok=True)
+
+
+def _file_name(work: Embedding) -> str:
+    """Return a name that changes with the state of the source, the weights and the preprocessing."""
+    front = work.front
+    preprocessing = (front.mean.flatten().tolist(), front.std.flatten().tolist(), work.shape, work.values)
+    content = f"{weights_id(front.config.backbone)} {preprocessing}"
+    return f"{state_of(work.source)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.v{VERSION}.features"
