@@ -74,6 +74,8 @@ def _dominant(sizes: Sequence[int], config: Config) -> str:
     # Largest possible share of one cluster if all others have their guaranteed size.
     allowed = 0.0 if balance is None else 1 - balance * (clusters - 1) / clusters
     usual = DOMINANT_OF_TWO if clusters == 2 else min(0.5, DOMINANT / clusters)
+    if config.answer == "tree":  # which is for groups of different sizes
+        usual = max(usual, 0.5)
     if not max(usual, allowed) * images < largest < images:
         return ""
     share = f"cluster {sizes.index(largest)} contains {largest / images:.0%} of all images"

@@ -104,7 +104,7 @@ def settings(config: Config) -> dict[str, str]:
     return {
         "Clusters": f"{config.clusters:,}",
         "Balance": balance(config),
-        "Network": config.encoder.backbone,
+        "Network": config.encoder.backbone + (", not trained" if config.encoder.trainable == "nothing" else ""),
         "Epochs": f"{config.optim.total_epochs:,}",
         "Batch size": f"{config.optim.batch_size:,}",
         "Learning rate": f"{config.optim.lr:g}",
@@ -115,6 +115,8 @@ def settings(config: Config) -> dict[str, str]:
 def balance(config: Config) -> str:
     """Describe the constraint on cluster sizes in plain language."""
     constraint = config.constraint
+    if config.answer == "tree":
+        return "clusters may be of any size: they are merged from smaller ones"
     if constraint.kind == "size":
         at_least = f"every cluster has at least {constraint.lower:.0%} of an equal share"
         return at_least if constraint.upper is None else f"{at_least} and at most {constraint.upper:.0%}"
