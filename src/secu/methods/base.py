@@ -47,7 +47,7 @@ class Method(nn.Module):
     """
 
     # Name prefixes of the tensors in model.safetensors, besides the tree.
-    trained_tensors = ("views.", "encoder.", "clustering.centers.weight")
+    trained_tensors = ("views.", "encoder.", "clustering.centers.weight", "front_digest")
     needs_first_run = False  # whether a resumed run still needs the run in init_from
 
     views: Augmentation | FeatureViews
@@ -120,8 +120,12 @@ class Method(nn.Module):
             self.clustering.answer_centers(),
             config.loss.prediction_temperature,
             groups=self.clustering.groups(),
-            front=Front(config, shape_of(config.data)[0]) if needs_front(config) else None,
+            front=self.front(),
         )
+
+    def front(self) -> Front | None:
+        """Return the frozen part of the model; None if the whole encoder was trained."""
+        return Front(self.config, shape_of(self.config.data)[0]) if needs_front(self.config) else None
 
     def trained_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters trained at the encoder's learning rate and those trained at the centers' rate."""

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from secu.config import Config
+from secu.errors import UserError
 from secu.nets.backbones import build_backbone
 from secu.nets.lite0 import frozen
+from secu.nets.pretrained import weights_id
 
 
 class Front(nn.Module):
@@ -16,26 +18,32 @@ class Front(nn.Module):
     Args:
         config: The settings; ``encoder.backbone`` names the network, ``data.mean`` and ``data.std`` normalize.
         channels: Number of channels of the images.
+        digest: SHA-256 of the weights that the rest of the model was trained with (32,); zeros if it is not known.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: Config, channels: int) -> None:
+    def __init__(self, config: Config, channels: int, digest: Tensor | None = None) -> None:
         super().__init__()
         self.config = config.encoder
         self.channels = channels
         self.register_buffer("mean", torch.tensor(config.data.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(config.data.std).view(-1, 1, 1), persistent=False)
+        self.digest = digest
         self.network: nn.Module | None = None
 
     def load(self) -> nn.Module:
         """Return the network, building it on first use.
 
         Raises:
-            UserError: Its weights are missing or damaged.
+            UserError: Its weights are missing, damaged, or not those that the model was trained with.
         """
         if self.network is None:
+            name = self.config.backbone
+            digest = torch.zeros(32) if self.digest is None else self.digest.cpu()
+            if digest.any() and not torch.equal(weights_digest(name), digest):
+                raise UserError(f"encoder.backbone: the weights of {name} are not those that the run was trained with")
             self.network = frozen(build_backbone(self.config, self.channels)).to(self.mean.device)
         return self.network
 
@@ -43,6 +51,11 @@ class Front(nn.Module):
         """Return the features of images."""
         features: Tensor = self.load()((images.float() / 255 - self.mean) / self.std)
         return features.float()
+
+
+def weights_digest(backbone: str) -> Tensor:
+    """Return the SHA-256 that identifies the weights of a pretrained backbone, uint8 (32,)."""
+    return torch.tensor(list(bytes.fromhex(weights_id(backbone))), dtype=torch.uint8)
 
 
 def needs_front(config: Config) -> bool:
