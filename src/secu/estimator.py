@@ -220,6 +220,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         settings = merge({"seed": int(seed)}, nested(self.settings or {}))
         if settings.pop("selflabel", None) is not None and self._second_stage() is None:
             raise UserError("settings: selflabel is only read with self_label=True")
+        if self._second_stage() is not None:  # which cannot continue from merged clusters
+            settings = merge({"answer": "head"}, settings)
         if self.epochs is not None:
             settings = merge(settings, {"optim": {"epochs": _number("epochs", self.epochs, operator.index)}})
         return FitRequest(

@@ -1,10 +1,11 @@
 """The rules for feature vectors, given or from a frozen pretrained network, and the choice between that and scratch."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from secu.config import Config
 from secu.data.stream import cores
+from secu.methods.answer import WITNESS_IMAGES
 from secu.nets.pretrained import describe, missing_extra
 
 PRETRAINED = "lite0"  # the default pretrained network
@@ -21,13 +22,26 @@ DIMENSIONS = 128  # of the embeddings
 STEPS = 2_000
 FEWEST_EPOCHS = 10
 MOST_EPOCHS = 200
-# Rough speeds, measured for lite0 on two CPU cores; those of GPUs are guesses.
-EMBED_SPEED = {"cpu": 95, "mps": 500, "cuda": 4_000}  # images of 224 pixels per second; on a CPU per core
-STEP_SPEED = {"cpu": 16e6, "mps": 100e6, "cuda": 5e9}  # features trained on per second
-STEP_SECONDS = {"cpu": 0.003, "mps": 0.005, "cuda": 0.001}  # seconds of a step, whatever its size
-SEARCH_SPEED = {"cpu": 35e9, "mps": 500e9, "cuda": 100e12}  # products per second of the search for neighbors
-
 Change = tuple[dict[str, Any], str]
+
+
+class Speed(NamedTuple):
+    """Seconds that parts of the work take on a device."""
+
+    embedding: float  # an image of 224 pixels; on a CPU with one core
+    step: float  # a step, whatever its size
+    feature: float  # a feature of an image in a step
+    cluster: float  # a cluster of a head and an image in a step
+    product: float  # a product in the search for neighbors
+
+
+WITNESS_SECONDS = 2.2e-8  # of k-means, for a feature of an image and a cluster, at the end of a run
+# Measured for lite0 on two CPU cores; those of GPUs are guesses.
+SPEEDS = {
+    "cpu": Speed(embedding=0.0108, step=0.0028, feature=7.2e-8, cluster=1.93e-8, product=1.2e-11),
+    "mps": Speed(embedding=0.002, step=0.004, feature=1e-8, cluster=2e-9, product=2e-12),
+    "cuda": Speed(embedding=0.0003, step=0.001, feature=1e-10, cluster=5e-11, product=1e-14),
+}
 
 
 @dataclass(frozen=True)
@@ -122,10 +136,10 @@ def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     batch = asked(settings, "optim", "batch_size") or batch_size(facts.images, clusters)
-    rate = LEARNING_RATE * batch / 256
-    chosen = {"batch_size": batch, "lr": rate}
     lr = asked(settings, "optim", "lr")
-    centers = {"kind": "sgd", "lr": CENTERS_RATE * (rate if lr is None else lr)}
+    rate = LEARNING_RATE * batch / 256 if lr is None else lr
+    chosen = {"batch_size": batch, "lr": rate}
+    centers = {"kind": "sgd", "lr": CENTERS_RATE * rate}
     what = f"optim.batch_size={batch}, optim.lr={rate:g}, centers.lr={centers['lr']:g}"
     return {"optim": chosen, "centers": centers}, f"{what}: few images need small batches to take enough steps"
 
@@ -146,25 +160,22 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def estimate(config: Config, facts: Facts) -> float:
     """Return a rough estimate of the training time in seconds, with the search for neighbors."""
+    speed = SPEEDS.get(facts.device, SPEEDS["cpu"])
     batch = config.optim.batch_size
-    speed = STEP_SPEED.get(facts.device, STEP_SPEED["cpu"])
     steps = config.optim.total_epochs * -(-facts.images // batch)
-    step = STEP_SECONDS.get(facts.device, STEP_SECONDS["cpu"]) + batch * _width(config, facts) / speed
-    search = facts.images**2 * _width(config, facts) / SEARCH_SPEED.get(facts.device, SEARCH_SPEED["cpu"])
-    return steps * step + search
+    known = describe(facts.frozen) if facts.frozen else None
+    length = known.features if known else facts.features
+    width = min(config.features.components, length)
+    image = width * speed.feature + len(config.heads) * max(config.heads) * speed.cluster
+    witness = min(facts.images, WITNESS_IMAGES) * config.clusters * length * WITNESS_SECONDS
+    return steps * (speed.step + batch * image) + facts.images**2 * width * speed.product + witness
 
 
 def embedding_seconds(config: Config, facts: Facts) -> float:
     """Return a rough estimate of the seconds for embedding all images with a frozen backbone."""
     size = config.data.image_size or facts.side
-    speed = EMBED_SPEED.get(facts.device) or EMBED_SPEED["cpu"] * cores()
-    return facts.images * (size / 224) ** 2 / speed
-
-
-def _width(config: Config, facts: Facts) -> int:
-    """Return the length of the vectors that are clustered."""
-    known = describe(facts.frozen) if facts.frozen else None
-    return facts.features or (known.features if known else 0)
+    seconds = facts.images * (size / 224) ** 2 * SPEEDS.get(facts.device, SPEEDS["cpu"]).embedding
+    return seconds / cores() if facts.device == "cpu" else seconds
 
 
 RULES = (_encoder, _neighbors, _heads, _optimizer, _schedule)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from secu.apps import pipeline
-from secu.apps.feature_plan import PRETRAINED, SMALL_IMAGES, Facts, choose_backbone
+from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
 from secu.config import Config, DataConfig
@@ -118,8 +118,8 @@ def _with_backbone(facts: Facts, overrides: Mapping[str, Any], *, scratch: bool)
     if backbone is None and trainable is None:
         size = overrides.get("data", {}).get("image_size") or facts.side
         frozen, why = choose_backbone(replace(facts, side=size))
-        missing = not frozen and missing_extra(PRETRAINED) is not None and facts.side > SMALL_IMAGES
-        return replace(facts, frozen=frozen), why if missing else ""
+        command = missing_extra(PRETRAINED)
+        return replace(facts, frozen=frozen), why if command and command in why else ""
     if backbone is None or describe(backbone) is None:
         if trainable not in (None, "all"):
             raise UserError(f"encoder.trainable: {trainable} needs a pretrained encoder.backbone, got {backbone}")

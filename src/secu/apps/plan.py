@@ -27,9 +27,9 @@ FINE_TUNING = 0.1  # learning rate of a pretrained backbone, relative to that of
 CENTERS_RATE = 4  # ratio to the encoder's learning rate, as in the paper for CIFAR-100-20 and STL-10 (CIFAR-10: 6)
 # Images per second, forward and backward, for two views of 32 x 32 pixels; scaled by the number of pixels. Rough
 # estimates: measured on two CPU cores and one H200; mps is a guess.
-SPEED = {("cpu", "small"): 250, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
+SPEED = {("cpu", "small"): 300, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
 SHORTEST_STEP = {"cuda": 0.0038}  # seconds; small batches do not fill a GPU
-STARTING = {"cpu": 8, "mps": 20, "cuda": 80}  # seconds for imports, compilation, and the report
+STARTING = {"cpu": 5, "mps": 20, "cuda": 80}  # seconds for imports, compilation, and the report
 READ_PIXELS = 60e6  # pixels decoded per second and core
 READ_FILES = 4_000  # files opened per second and core
 HOPELESS_HOURS = 12

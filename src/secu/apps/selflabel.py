@@ -78,8 +78,10 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
     Small data sets get a smaller batch size, so that an epoch has as many steps as in the paper, a proportionally
     smaller learning rate, and more conservative settings. ``path`` is the first run's folder.
     """
-    if first.encoder.trainable == "nothing":
+    if first.encoder.trainable == "nothing" or first.data.features:
         raise UserError(f"selflabel: {path} clusters fixed features; self-labeling needs a run that trains its encoder")
+    if first.answer == "tree":  # its labels are not those of the head that the second run would start from
+        raise UserError(f"selflabel: {path} reports merged clusters; self-labeling needs a run with answer=head")
     batch = 2 ** round(math.log2(max(images / STEPS_PER_EPOCH, 1)))
     settings = first.model_dump(mode="json") | {
         "description": f"self-labeling of {path.name}",

@@ -82,6 +82,8 @@ def load_images(
     source.require_images()
     if isinstance(source, VectorSource):
         return _vectors(source, shape)
+    if len(shape) == 1:
+        raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
     _check(shape)
     values = source.values_of(values)
     if source.on_demand:

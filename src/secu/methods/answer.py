@@ -2,11 +2,14 @@
 
 Both are judged without labels, by the neighbors of the images. Heads of one size are compared by the mutual information
 of the labels of images and of their neighbors. A head that holds its clusters at equal sizes splits large groups and
-joins small ones; where groups really differ in size, merged clusters agree with the neighbors more often.
+joins small ones; where groups really differ in size, merged clusters agree with the neighbors more often. So they do
+where equal groups resemble each other, though. On feature vectors k-means is the witness: it does not hold clusters at
+equal sizes, and agrees with the neighbors almost as often as a head only if that is wrong to do so.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +20,12 @@ from secu.config import Config
 from secu.methods.base import Conclusion
 from secu.views.neighbors import Neighbors
 
-# The tree answers if the head disagrees with the neighbors this many times as often, corrected for chance. No run with
-# groups of equal size had more than 1.16; moderately uneven ones may have less (docs/lab/features.md).
-RATIO = 1.18
+# The tree answers if the evidence for groups of different sizes exceeds these limits, which are just above what runs
+# with groups of equal size had (docs/lab/features.md).
+LIMIT = 1.18
+LIMIT_WITH_WITNESS = 0.955
+WITNESS_IMAGES = 10_000  # most images that k-means is fitted to
+WITNESS_STARTS = 10
 FINEST = 3  # trees are grown on heads of up to this many times the requested clusters
 
 
@@ -29,29 +35,65 @@ class Answer(NamedTuple):
     Attributes:
         head: The best of the heads with the requested number of clusters.
         tree: The tree over the clusters of the finest head of these; None if no head is finer.
-        ratio: How many times as often the head disagrees with the neighbors as a cut of a tree does: the smallest such
-            number of all trees, since chance may favor one of them; 0 without a tree.
+        ratios: How many times as often the head disagrees with the neighbors as the cut of each tree does.
+        witness: How many times as often it disagrees with them as k-means does; None without feature vectors.
     """
 
     head: int
     tree: Tree | None
-    ratio: float
+    ratios: tuple[float, ...]
+    witness: float | None
+
+    @property
+    def evidence(self) -> tuple[float, float]:
+        """The evidence for groups of different sizes, and the limit above which it counts.
+
+        Without a witness, all trees must agree, since chance may favor one of them.
+        """
+        if not self.ratios:
+            return 0.0, LIMIT
+        if self.witness is None:
+            return min(self.ratios), LIMIT
+        return self.witness * sum(self.ratios) / len(self.ratios), LIMIT_WITH_WITNESS
 
 
-def choose_answer(clustering: Clustering, config: Config, embeddings_ND: Tensor, neighbors: Neighbors) -> Conclusion:
-    """Choose the head or the tree that a run reports, and set it in the clustering."""
-    found = find_answer(clustering, config, embeddings_ND, neighbors)
+def choose_answer(
+    clustering: Clustering,
+    config: Config,
+    embeddings_ND: Tensor,
+    neighbors: Neighbors,
+    vectors_ND: Tensor | None = None,
+) -> Conclusion:
+    """Choose the head or the tree that a run reports, and set it in the clustering.
+
+    Args:
+        clustering: All heads of the run.
+        config: Its settings.
+        embeddings_ND: Embeddings of the images.
+        neighbors: Their neighbors.
+        vectors_ND: The feature vectors that the run was trained on; None for pixels.
+    """
+    found = find_answer(clustering, config, embeddings_ND, neighbors, vectors_ND)
+    evidence, limit = found.evidence
     wanted = config.answer
     if wanted == "auto":
-        wanted = "tree" if found.ratio > RATIO else "head"
+        wanted = "tree" if evidence > limit else "head"
+    if found.tree is None:  # no head is fine enough, or its clusters are empty
+        wanted = "head"
     clustering.main = found.head
     clustering.tree = found.tree
     clustering.answer = wanted
-    summary = {"head": found.head, "answer": wanted, "ratio": round(found.ratio, 4), "limit": RATIO}
+    summary = {"head": found.head, "answer": wanted, "evidence": round(evidence, 4), "limit": limit}
     return Conclusion(summary={"answer": summary}, settings={"head": found.head, "answer": wanted})
 
 
-def find_answer(clustering: Clustering, config: Config, embeddings_ND: Tensor, neighbors: Neighbors) -> Answer:
+def find_answer(
+    clustering: Clustering,
+    config: Config,
+    embeddings_ND: Tensor,
+    neighbors: Neighbors,
+    vectors_ND: Tensor | None = None,
+) -> Answer:
     """Compare all heads of a run, and the trees over those that are finer than requested."""
     clusters = config.clusters
     embeddings_ND = embeddings_ND.cpu()
@@ -62,11 +104,26 @@ def find_answer(clustering: Clustering, config: Config, embeddings_ND: Tensor, n
     finer = sorted((size, n) for n, size in enumerate(config.heads) if clusters < size <= FINEST * clusters)
     trees = [grow_tree(embeddings_ND, labels[n], n) for _, n in finer if len(labels[n].unique()) > clusters]
     if not trees:
-        return Answer(head, None, 0.0)
+        return Answer(head, None, (), None)
     cuts = [relabeled(labels[int(tree.head)], tree, clusters) for tree in trees]
     against = disagreement(labels[head], neighbors)
-    ratio = min(against / max(disagreement(cut_N, neighbors), 1e-9) for cut_N in cuts)
-    return Answer(head, trees[-1], ratio)
+    ratios = tuple(against / max(disagreement(cut_N, neighbors), 1e-9) for cut_N in cuts)
+    witness = None
+    if vectors_ND is not None:
+        free_N = unconstrained(vectors_ND, clusters, config.seed)
+        witness = against / max(disagreement(free_N, neighbors), 1e-9)
+    return Answer(head, trees[-1], ratios, witness)
+
+
+def unconstrained(vectors_ND: Tensor, clusters: int, seed: int) -> Tensor:
+    """Return clusters by k-means, the best of several starts, fitted to a sample of the vectors."""
+    from sklearn.cluster import KMeans
+
+    rows = np.random.default_rng(seed).permutation(len(vectors_ND))[:WITNESS_IMAGES]
+    sample = vectors_ND[np.sort(rows)].float().numpy()
+    found = KMeans(clusters, n_init=WITNESS_STARTS, random_state=seed).fit(sample)
+    parts = [found.predict(part.float().numpy()) for part in vectors_ND.split(WITNESS_IMAGES)]
+    return torch.from_numpy(np.concatenate(parts)).long()
 
 
 def relabeled(labels_N: Tensor, tree: Tree, groups: int) -> Tensor:

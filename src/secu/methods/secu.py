@@ -82,11 +82,14 @@ class StableClustering(Method):
         settings = self.config.neighbors
         if self.on_features or not settings.count or done < settings.start:
             return
+        rows = torch.arange(len(self.images))
         first = not self.own_neighbors.any()
         if first or epoch % settings.every == 0:
-            found = find_neighbors(self.predictor().embed(self.images), settings.count)
-            self.own_neighbors.copy_(found.of(torch.arange(len(self.images))))
-        rows = torch.arange(len(self.images))
+            found = find_neighbors(self.predictor().embed(self.images), settings.count).of(rows)
+            if not found.shape[1]:  # all embeddings are the same
+                found = rows[:, None]
+            columns = torch.arange(self.own_neighbors.shape[1]) % found.shape[1]  # with copies, there are fewer
+            self.own_neighbors.copy_(found[:, columns])
         self.neighbors = Neighbors(self.own_neighbors.cpu(), rows)
 
     def partners(self, order_N: Tensor, generator: torch.Generator) -> Tensor | None:
@@ -111,4 +114,5 @@ class StableClustering(Method):
         embeddings_ND = self.predictor().embed(images)
         neighbors = self.neighbors if self.on_features else None
         neighbors = neighbors or find_neighbors(embeddings_ND, ANSWER_NEIGHBORS)
-        return choose_answer(self.clustering, self.config, embeddings_ND, neighbors)
+        vectors_ND = images.tensor if self.on_features else None
+        return choose_answer(self.clustering, self.config, embeddings_ND, neighbors, vectors_ND)

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from secu.config import Config
-from secu.data import Shape, shape_of
+from secu.data import Shape, input_shape, shape_of
 from secu.errors import UserError
 from secu.settings import flatten, merge, resolve, with_shape
 from secu.train.files import is_taken, write_atomically, write_text
@@ -113,7 +113,7 @@ class Run:
 
     def require_settings(self, config: Config) -> None:
         """Raise if the settings differ from those the run was started with, except settings its method amended."""
-        shape = self.input_shape()
+        shape = input_shape(self.config().data)
         ours = flatten(with_shape(config, shape).settings())
         theirs = flatten(with_shape(self.config(), shape).settings())
         amended = self.record().get("amended", ())
