@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from own_images import write_folder
 from secu.apps.selflabel import second_config
 from secu.errors import UserError
+from secu.nets.pretrained import missing_extra
 from secu.settings import load_config, resolve, with_shape
 from secu.train.files import write_json
 from secu.train.run import Run
@@ -44,6 +46,16 @@ def test_predict(tmp_path):
     assert report["share"] == pytest.approx(
         report["predict_images_per_second"] / report["encoder_images_per_second"], rel=0.05
     )
+
+
+@pytest.mark.skipif(missing_extra("lite0") is not None, reason="the extra pretrained is not installed")
+def test_embed(tmp_path):
+    write_folder(tmp_path / "p", 12, color=True)
+    report = run("embed.py", str(tmp_path / "p"), "--sizes", "32", "--device", "cpu", str(tmp_path / "a.json"))
+    assert report["images"] == 12
+    assert report["original_side"] == 8
+    rates = report["rates"]["32"]
+    assert 0 < rates["images_per_second"] < rates["decoding_alone"]
 
 
 def test_heads(tmp_path):

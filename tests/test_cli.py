@@ -282,7 +282,10 @@ def test_resume_of_nothing_starts(secu, tmp_path):
 # Mistakes
 
 MISTAKES = {
-    "command": (["trian"], ["unknown 'trian'", "did you mean train?", "valid: data, demo, evaluate, export, fit, "]),
+    "command": (
+        ["trian"],
+        ["unknown 'trian'", "did you mean train?", "valid: data, demo, embed, evaluate, export, fit, "],
+    ),
     "option": (["train", "digits", "--frce"], ["--frce", "--force"]),
     "top option": (["--verson"], ["--verson", "--version"]),
     "no recipe": (["train"], ["recipe"]),
@@ -463,7 +466,7 @@ def test_debug_holds_for_one_call(secu, monkeypatch):
 
 def test_every_command_has_the_option_debug(secu):
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert len(commands) == 12
+    assert len(commands) == 13
     for command in commands:
         assert "--debug" in secu(command, "--help").out, command
 

@@ -196,7 +196,6 @@ class Table(SeCu):
 
 
 NOT_FOR_US = {
-    "check_clustering": "wants no cluster to be empty; ours keep their number, and warnings_ says which are empty",
     "check_fit2d_1sample": "wants the word sample; ours are images",
     "check_estimators_dtypes": "has rows of zeros, which have no direction",
 }

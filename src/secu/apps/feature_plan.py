@@ -1,11 +1,8 @@
 """The rules for feature vectors, given or from a frozen pretrained network, and the choice between that and scratch."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from secu.config import Config
-from secu.data.stream import cores
-from secu.methods.answer import WITNESS_IMAGES
 from secu.nets.pretrained import describe, missing_extra
 
 PRETRAINED = "lite0"  # the default pretrained network
@@ -23,25 +20,6 @@ STEPS = 2_000
 FEWEST_EPOCHS = 10
 MOST_EPOCHS = 200
 Change = tuple[dict[str, Any], str]
-
-
-class Speed(NamedTuple):
-    """Seconds that parts of the work take on a device."""
-
-    embedding: float  # an image of 224 pixels; on a CPU with one core
-    step: float  # a step, whatever its size
-    feature: float  # a feature of an image in a step
-    cluster: float  # a cluster of a head and an image in a step
-    product: float  # a product in the search for neighbors
-
-
-WITNESS_SECONDS = 2.2e-8  # of k-means, for a feature of an image and a cluster, at the end of a run
-# Measured for lite0 on two CPU cores; those of GPUs are guesses.
-SPEEDS = {
-    "cpu": Speed(embedding=0.0108, step=0.0028, feature=7.2e-8, cluster=1.93e-8, product=1.2e-11),
-    "mps": Speed(embedding=0.002, step=0.004, feature=1e-8, cluster=2e-9, product=2e-12),
-    "cuda": Speed(embedding=0.0003, step=0.001, feature=1e-10, cluster=5e-11, product=1e-14),
-}
 
 
 @dataclass(frozen=True)
@@ -156,26 +134,6 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS / steps)))
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 10)}
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
-
-
-def estimate(config: Config, facts: Facts) -> float:
-    """Return a rough estimate of the training time in seconds, with the search for neighbors."""
-    speed = SPEEDS.get(facts.device, SPEEDS["cpu"])
-    batch = config.optim.batch_size
-    steps = config.optim.total_epochs * -(-facts.images // batch)
-    known = describe(facts.frozen) if facts.frozen else None
-    length = known.features if known else facts.features
-    width = min(config.features.components, length)
-    image = width * speed.feature + len(config.heads) * max(config.heads) * speed.cluster
-    witness = min(facts.images, WITNESS_IMAGES) * config.clusters * length * WITNESS_SECONDS
-    return steps * (speed.step + batch * image) + facts.images**2 * width * speed.product + witness
-
-
-def embedding_seconds(config: Config, facts: Facts) -> float:
-    """Return a rough estimate of the seconds for embedding all images with a frozen backbone."""
-    size = config.data.image_size or facts.side
-    seconds = facts.images * (size / 224) ** 2 * SPEEDS.get(facts.device, SPEEDS["cpu"]).embedding
-    return seconds / cores() if facts.device == "cpu" else seconds
 
 
 RULES = (_encoder, _neighbors, _heads, _optimizer, _schedule)

@@ -99,7 +99,8 @@ def _with_encoder(overrides: dict[str, Any], encoder: str | None) -> dict[str, A
     backbone = overrides.get("encoder", {}).get("backbone")
     if encoder is None:
         return overrides
-    if backbone not in (None, encoder):
+    agrees = backbone in (None, encoder) or (encoder == SCRATCH and describe(backbone) is None)
+    if not agrees:
         raise UserError(f"encoder: {encoder} contradicts encoder.backbone={backbone}; give one of them")
     return overrides if encoder == SCRATCH else merge(overrides, {"encoder": {"backbone": encoder}})
 

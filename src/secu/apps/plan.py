@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from secu.apps import feature_plan
+from secu.apps.durations import estimate, overhead
 from secu.apps.feature_plan import Change, Facts, asked
 from secu.config import Config
-from secu.data.stream import cores
 from secu.errors import UserError
 from secu.nets.pretrained import describe
 from secu.settings import flatten, merge, resolve
@@ -25,13 +25,6 @@ MOST_EPOCHS = 400
 GRADIENT_FROM = 0.7  # minimum balance for centers moved by gradient; below it, one cluster may absorb the others
 FINE_TUNING = 0.1  # learning rate of a pretrained backbone, relative to that of the rest
 CENTERS_RATE = 4  # ratio to the encoder's learning rate, as in the paper for CIFAR-100-20 and STL-10 (CIFAR-10: 6)
-# Images per second, forward and backward, for two views of 32 x 32 pixels; scaled by the number of pixels. Rough
-# estimates: measured on two CPU cores and one H200; mps is a guess.
-SPEED = {("cpu", "small"): 300, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
-SHORTEST_STEP = {"cuda": 0.0038}  # seconds; small batches do not fill a GPU
-STARTING = {"cpu": 5, "mps": 20, "cuda": 80}  # seconds for imports, compilation, and the report
-READ_PIXELS = 60e6  # pixels decoded per second and core
-READ_FILES = 4_000  # files opened per second and core
 HOPELESS_HOURS = 12
 BALANCE = 0.9  # the paper's lower bound on the size of a cluster, as a share of an equal size
 NOT_SHOWN = ("data.source", "data.labels", "data.values", "seed")  # settings omitted from the printed plan
@@ -81,7 +74,7 @@ def make_plan(facts: Facts, clusters: int, balance: float | None, overrides: dic
         reasons.append(reason)
     reasons += [f"{key}={value}: as requested" for key, value in flatten(overrides).items() if key not in NOT_SHOWN]
     config = resolve(merge(settings, overrides))
-    return Plan(config, tuple(reasons), estimate(config, facts), _overhead(config, facts))
+    return Plan(config, tuple(reasons), estimate(config, facts), overhead(config, facts))
 
 
 def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +90,9 @@ def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
 def _constraint(balance: float | None) -> Rule:
     def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         kind = asked(settings, "constraint", "kind")
-        if kind is None and facts.on_features and balance is None:
+        bounds = ("lower", "upper", "dual_lr", "dual_schedule")
+        bounded = balance is not None or any(asked(settings, "constraint", name) is not None for name in bounds)
+        if kind is None and facts.on_features and not bounded:
             return feature_plan.constraint()
         if kind not in (None, "size"):
             return {}, "balance: not used, because constraint.kind is not size"
@@ -238,23 +233,3 @@ def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Chan
 
 
 RULES: tuple[Rule, ...] = (_size, _channels, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
-
-
-def estimate(config: Config, facts: Facts) -> float:
-    """Return a rough estimate of the training time in seconds."""
-    if facts.on_features:
-        return feature_plan.estimate(config, facts)
-    backbone = config.encoder.backbone
-    speed = SPEED.get((facts.device, backbone), SPEED.get((facts.device, "resnet18"), 14))
-    side = config.augment.size or config.data.image_size or facts.side
-    pixels = (side / 32) ** 2 / {"cifar": 1, "stl": 4, "imagenet": 16}[config.encoder.stem]
-    batch = config.optim.batch_size
-    step = max(batch * max(pixels, 0.08) / speed, SHORTEST_STEP.get(facts.device, 0.0))
-    return config.optim.total_epochs * facts.images / batch * step
-
-
-def _overhead(config: Config, facts: Facts) -> float:
-    """Return a rough estimate of the seconds for starting, reading images, and writing the report."""
-    reading = facts.images * (facts.side**2 / READ_PIXELS + 1 / READ_FILES) / cores()
-    embedding = feature_plan.embedding_seconds(config, facts) if facts.frozen else 0.0
-    return STARTING.get(facts.device, STARTING["cpu"]) + reading + embedding

@@ -53,6 +53,7 @@ class Method(nn.Module):
     views: Augmentation | FeatureViews
     encoder: Encoder
     clustering: Clustering
+    front_digest: Tensor | None
     generator: torch.Generator
     call: Callable[..., Any]
 
@@ -60,6 +61,9 @@ class Method(nn.Module):
         super().__init__()
         self.config = config
         self.call = call_directly
+        # Identifies the weights of a frozen backbone, which are not part of the model.
+        digest = torch.zeros(32, dtype=torch.uint8) if needs_front(config) else None
+        self.register_buffer("front_digest", digest)
 
     def losses(self, batch: Tensor, index_B: Tensor) -> dict[str, Tensor]:
         """Return the losses of a batch by name; their sum is minimized, and the mean of each is recorded.
@@ -124,8 +128,13 @@ class Method(nn.Module):
         )
 
     def front(self) -> Front | None:
-        """Return the frozen part of the model; None if the whole encoder was trained."""
-        return Front(self.config, shape_of(self.config.data)[0]) if needs_front(self.config) else None
+        """Return the frozen part of the model; None if there is none.
+
+        If ``prepare`` stored the digest of its weights, it must still have them.
+        """
+        if self.front_digest is None:
+            return None
+        return Front(self.config, shape_of(self.config.data)[0], self.front_digest)
 
     def trained_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters trained at the encoder's learning rate and those trained at the centers' rate."""

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from secu.cluster.clustering import Clustering
 from secu.config import Config
-from secu.data import Images, Shape, shape_of
+from secu.data import Images, Shape
 from secu.errors import UserError
 from secu.methods.answer import choose_answer
 from secu.methods.base import Conclusion, Method
 from secu.nets.encoder import Encoder
-from secu.nets.front import Front, needs_front, weights_digest
+from secu.nets.front import needs_front, weights_digest
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 from secu.views.neighbors import Neighbors, find_neighbors
@@ -29,7 +29,6 @@ class StableClustering(Method):
 
     images: Images
     own_neighbors: Tensor
-    front_digest: Tensor
     vectors: Tensor | None = None
 
     def __init__(self, config: Config, images: int, shape: Shape) -> None:
@@ -39,13 +38,13 @@ class StableClustering(Method):
         if self.on_features:
             self.views = FeatureViews(shape[0], config.features)
             self.encoder = Encoder(config.encoder, 0, vectors=self.views.outputs)
+        elif needs_front(config):
+            raise UserError("encoder.trainable: nothing needs the features of the images as inputs, got pixels")
         else:
             channels, height, width = shape
             self.views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
             self.encoder = Encoder(config.encoder, channels)
         self.clustering = Clustering(config, images, self.encoder.dim)
-        if needs_front(config):
-            self.register_buffer("front_digest", torch.zeros(32, dtype=torch.uint8))
         if config.neighbors.count and not self.on_features:  # part of a checkpoint: it depends on earlier weights
             table = torch.zeros(images, min(config.neighbors.count, images - 1), dtype=torch.int32)
             self.register_buffer("own_neighbors", table)
@@ -58,7 +57,7 @@ class StableClustering(Method):
             assert images.tensor is not None
             if not resumed and first is None:
                 self.views.learn(images.tensor)
-            if needs_front(self.config) and not resumed:
+            if self.front_digest is not None and not resumed:
                 self.front_digest.copy_(weights_digest(self.config.encoder.backbone))
             parts = images.tensor.split(PART)
             self.vectors = torch.cat([self.views.plain(part.to(self.device)) for part in parts])
@@ -66,11 +65,6 @@ class StableClustering(Method):
             self.neighbors = find_neighbors(self.vectors, count, originals=images.tensor)
             if not self.neighbors.table.shape[1]:
                 raise UserError(f"source: all {len(images):,} feature vectors are the same")
-
-    def front(self) -> Front | None:
-        """Return the frozen part of the model, which must have the weights of the training; None if there is none."""
-        config = self.config
-        return Front(config, shape_of(config.data)[0], self.front_digest) if needs_front(config) else None
 
     def inputs(self) -> Tensor | None:
         """Return the standardized and reduced feature vectors, if there are any."""
