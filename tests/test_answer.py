@@ -167,7 +167,7 @@ def test_relabeled_gives_each_image_the_group_of_its_cluster():
 
 
 def test_the_constants():
-    assert (module.LIMIT, module.LIMIT_WITH_WITNESS, module.FINEST) == (1.18, 0.955, 3)
+    assert (module.LIMIT, module.LIMIT_WITH_WITNESS, module.FINEST) == (1.15, 0.955, 3)
     assert (module.WITNESS_IMAGES, module.WITNESS_STARTS) == (10_000, 10)
 
 

@@ -22,7 +22,7 @@ from secu.views.neighbors import Neighbors
 
 # The tree answers if the evidence for groups of different sizes exceeds these limits, which are just above what runs
 # with groups of equal size had (docs/lab/features.md).
-LIMIT = 1.18
+LIMIT = 1.15
 LIMIT_WITH_WITNESS = 0.955
 WITNESS_IMAGES = 10_000  # most images that k-means is fitted to
 WITNESS_STARTS = 10
