@@ -274,7 +274,7 @@ class Counting(ArraySource):
 def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypatch, side):
     """No image is read long before the table has the row of an earlier one, whether in slices or one by one."""
     monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
-    monkeypatch.setattr(stream, "_cores", lambda: 2)
+    monkeypatch.setattr(stream, "cores", lambda: 2)
     reach = []
     for count in (400, 4_000):
         source = Counting(count, side)
@@ -296,7 +296,7 @@ def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypat
 def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monkeypatch, side):
     """While threads are at the next batch."""
     monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
-    monkeypatch.setattr(stream, "_cores", lambda: 2)
+    monkeypatch.setattr(stream, "cores", lambda: 2)
     source = Counting(4_000, side)
     threads = set(threading.enumerate())
 
