@@ -593,7 +593,7 @@ print(sum(tiny.seen), images.tensor.double().sum().item())
 
 
 def start(pictures: Path, cache: Path, kill_after: int = -1) -> subprocess.Popen[str]:
-    """Start a process that embeds when it is told to."""
+    """Start a process that waits for a line of input and then embeds the pictures."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(pictures), str(cache), str(kill_after)],
         stdin=subprocess.PIPE,

@@ -299,7 +299,7 @@ def test_finer_heads_come_where_there_are_images_for_them(images, finer):
 @pytest.mark.parametrize(
     ("images", "epochs"),
     [
-        (30, 200),  # one step an epoch
+        (30, 200),  # one step per epoch
         (640, 200),  # 10 steps
         (641, 182),  # 11 steps
         (1_499, 83),  # 24 steps

@@ -95,7 +95,7 @@ class NeighborsConfig(Model):
     """Nearest neighbors as views: the second view of an image is one of its neighbors (views/neighbors.py)."""
 
     count: int = Field(0, ge=0)  # number of neighbors to draw from; 0: both views are of the image itself
-    start: float = Field(0.5, ge=0, lt=1)  # share of the run before neighbors in the run's own embeddings are used
+    start: float = Field(0.5, ge=0, lt=1)  # fraction of the run after which neighbors in its own embeddings are used
     every: int = Field(10, ge=1)  # epochs between two searches in the run's own embeddings
 
 

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from secu.cli.app import (
 )
 from secu.cli.experiments import ran_out_of_time
 from secu.errors import UserError
+
+if TYPE_CHECKING:
+    from secu.results.found import Results
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .npz, .csv, .parquet, .zip or .tar of images.")
@@ -84,14 +87,17 @@ def fit(
         return
     with ConsoleListener(console) as listener:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
-    if ran_out_of_time(finished) or finished.results is None:
-        return
-    results = finished.results
+    if not ran_out_of_time(finished) and finished.results is not None:
+        _show_results(finished.results, finished.seconds, path)
+
+
+def _show_results(results: "Results", seconds: float, path: Path) -> None:
+    """Print the outcome of a finished fit."""
     if left_out := len(results.images.skipped) + len(results.images.repeated):
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
         console.print("".join(f"{name.upper()} {value:.4f}  " for name, value in results.scores._asdict().items()))
-    console.print(f"finished in {finished.seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
+    console.print(f"finished in {seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
 
 
 def name_of(source: str) -> str:

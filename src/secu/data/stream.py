@@ -47,7 +47,7 @@ def decoded(
                 if len(waiting) >= AHEAD * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
-                waiting.append((i, pool.submit(_outcome, _raw(source, i, values), shape, values)))
+                waiting.append((i, pool.submit(_outcome, read_raw(source, i, values), shape, values)))
             while waiting:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -109,7 +109,8 @@ def _lasting_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), "secu-decode")
 
 
-def _raw(source: Source, i: int, values: str | None) -> Raw | BadImage:
+def read_raw(source: Source, i: int, values: str | None) -> Raw | BadImage:
+    """Return image ``i`` as stored, or the error if it cannot be read."""
     try:
         with as_bad_image():
             return source.read(i, values)

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.cache import Stored, cannot_write, state_of
-from secu.data.decode import Raw, as_bad_image, decode, quiet
+from secu.data.decode import Raw, decode, quiet
 from secu.data.loading import combine, require_few_bad
-from secu.data.stream import cores, unreadable
+from secu.data.stream import cores, read_raw, unreadable
 from secu.errors import UserError
 from secu.nets.front import Front
 from secu.nets.pretrained import weights_id
@@ -114,7 +114,7 @@ class Embedding:
         try:
             with quiet(), single_threaded(device):
                 for start in range(0, len(order), size):
-                    raws = [self._read(i) for i in order[start : start + size]]
+                    raws = [read_raw(self.source, i, self.values) for i in order[start : start + size]]
                     waiting.append(pool.submit(self.embed, raws))
                     if len(waiting) > AHEAD * workers:
                         done += len(rows := waiting.popleft().result())
@@ -130,13 +130,6 @@ class Embedding:
     def _report(self, done: int, total: int) -> None:
         if self.progress:
             self.progress(done, total)
-
-    def _read(self, i: int) -> Raw | BadImage:
-        try:
-            with as_bad_image():
-                return self.source.read(i, self.values)
-        except BadImage as bad:
-            return bad
 
     @torch.inference_mode()
     def embed(self, raws: Sequence[Raw | BadImage]) -> Rows:
