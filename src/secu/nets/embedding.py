@@ -10,9 +10,9 @@ import hashlib
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -102,7 +102,7 @@ class Embedding:
         self.progress = progress
         self.features = int(front.load().features)  # type: ignore[arg-type]
 
-    def rows(self, done: int) -> Iterator[Rows]:
+    def rows(self, done: int) -> Generator[Rows]:
         """Yield the rows of all images but the first ``done``, a chunk at a time."""
         device = self.front.mean.device.type
         total = len(self.source)
@@ -209,9 +209,10 @@ def _complete(file: IO[bytes], work: Embedding, row: int) -> None:
     done = min(file.seek(0, os.SEEK_END) // row, len(work.source))
     file.truncate(done * row)
     file.seek(done * row)
-    for rows in work.rows(done):
-        file.write(rows.tobytes())
-        file.flush()  # a killed process loses only the images in progress
+    with closing(work.rows(done)) as chunks:  # after Ctrl-C, no thread may outlive the program
+        for rows in chunks:
+            file.write(rows.tobytes())
+            file.flush()  # a killed process loses only the images in progress
     os.fsync(file.fileno())
 
 
