@@ -73,7 +73,7 @@ def make_run(folder: Path, overrides: list[str]) -> Run:
     """Write the folder of a run that was never trained."""
     data = {"image_size": SIDE, "channels": 3, "mean": [0.5] * 3, "std": [0.25] * 3}
     config = resolve(merge({"heads": [CLUSTERS], "data": data}, parse_overrides(overrides)))
-    run = Run.create(folder / "run", config)
+    run = Run.create(folder / "run", config).put_in_place()
     method = build_method(config, CLUSTERS, (3, SIDE, SIDE), torch.device("cpu"))
     run.save_model(MODEL, select(method.state_dict(), method.trained_tensors))
     run.write_csv("clusters.csv", ["cluster", "outlier_below"], [(number, -1) for number in range(CLUSTERS)])

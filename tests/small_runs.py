@@ -36,6 +36,11 @@ def config_of(*overrides: str, recipe: str = "digits") -> Config:
     return load_config(recipe, (*TINY, *overrides))
 
 
+def new_run(path: Path, config: Config, *, force: bool = False) -> Run:
+    """Return a new run that is in its place, for tests that write its files themselves."""
+    return Run.create(path, config, force=force).put_in_place()
+
+
 def open_session(
     path: Path,
     config: Config,

@@ -13,7 +13,7 @@ from secu.errors import UserError
 from secu.nets.pretrained import missing_extra
 from secu.settings import load_config, resolve, with_shape
 from secu.train.files import write_json
-from secu.train.run import Run
+from small_runs import new_run
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["encoder.backbone=small", "heads=[4,6]", "optim.batch_size=16"]
@@ -145,14 +145,14 @@ LAST = {"epoch": 99, "seconds": 60.0, "acc": 0.9, "nmi": 0.8, "ari": 0.7, "loss"
 
 def test_only_a_finished_run_of_the_recipe_is_kept(results, monkeypatch, tmp_path):
     monkeypatch.setattr(results, "KEPT", tmp_path)
-    run = Run.create(tmp_path / "run", load_config("digits", ["optim.lr=0.7"]))
+    run = new_run(tmp_path / "run", load_config("digits", ["optim.lr=0.7"]))
     with pytest.raises(UserError, match=r"not finished: it has no run\.json"):
         results.keep("digits", run.path, "abc")
     write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
     with pytest.raises(UserError, match="not made by recipe digits"):
         results.keep("digits", run.path, "abc")
     # A run states the shape of its images, a recipe leaves it to the data.
-    run = Run.create(tmp_path / "other", with_shape(load_config("digits"), (1, 8, 8)))
+    run = new_run(tmp_path / "other", with_shape(load_config("digits"), (1, 8, 8)))
     write_json(run.path / "run.json", {"finished": False, "epochs_done": 3})
     with pytest.raises(UserError, match="not finished: 3 epochs"):
         results.keep("digits", run.path, "abc")
@@ -170,10 +170,10 @@ def test_only_a_finished_run_of_the_recipe_is_kept(results, monkeypatch, tmp_pat
 
 def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(results, monkeypatch, tmp_path):
     monkeypatch.setattr(results, "KEPT", tmp_path)
-    first = Run.create(tmp_path / "first", load_config("digits", ["seed=1"]))
+    first = new_run(tmp_path / "first", load_config("digits", ["seed=1"]))
 
     def second(name, settings, outcome="outcome.json"):
-        run = Run.create(tmp_path / name, second_config(first.config(), first.path, 1797, settings))
+        run = new_run(tmp_path / name, second_config(first.config(), first.path, 1797, settings))
         run.amend({"loss": {"confidence_temperature": 0.07}})  # as self-labeling does when it has calibrated the model
         run.add_metrics(LAST)
         write_json(run.path / "run.json", {"finished": True, "seed": run.config().seed, **PLACE})

@@ -1,7 +1,6 @@
 """Checkpoints: nothing of a run is lost, what is taken stays as it was, and no foreign file is trusted."""
 
 import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from secu.train.checkpoint import Checkpoint, load_method, load_predictor, load_
 from secu.train.engine import Engine
 from secu.train.run import Run
 from secu.train.step import Step
-from small_runs import CPU, config_of, digits
+from small_runs import CPU, config_of, digits, new_run
 
 IMAGES = 60
 
@@ -50,7 +49,7 @@ def trained() -> tuple[Method, Step]:
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    return Run.create(tmp_path / "run", config_of("data.channels=1", "data.image_size=8"))
+    return new_run(tmp_path / "run", config_of("data.channels=1", "data.image_size=8"))
 
 
 @pytest.fixture
@@ -172,12 +171,12 @@ def test_state_is_written_after_the_model(run, trained, monkeypatch):
     monkeypatch.setattr("pathlib.Path.replace", replace)
     method, step = trained
     Checkpoint.take(method, step, 2, 1.5).save(run, method.trained_tensors)
-    assert order == ["model.safetensors", "state.pt"]
+    assert order == ["model.safetensors", "state.safetensors"]
 
 
 def test_interruption_between_the_two_files_leaves_the_older_state(saved, trained, monkeypatch):
     method, step = trained
-    state = (saved.path / "state.pt").read_bytes()
+    state = (saved.path / "state.safetensors").read_bytes()
     model = (saved.path / "model.safetensors").read_bytes()
     Engine([step], "eager").epoch(2)
 
@@ -187,14 +186,14 @@ def test_interruption_between_the_two_files_leaves_the_older_state(saved, traine
     monkeypatch.setattr(Run, "save_state", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Checkpoint.take(method, step, 3, 2.0).save(saved, method.trained_tensors)
-    assert (saved.path / "state.pt").read_bytes() == state
+    assert (saved.path / "state.safetensors").read_bytes() == state
     assert (saved.path / "model.safetensors").read_bytes() != model  # written again when the epoch is repeated
     assert Checkpoint.load(saved).epochs_done == 2
 
 
 def test_checkpoint_that_cannot_be_written_leaves_the_previous_one(saved):
     before = {path.name: path.read_bytes() for path in saved.path.iterdir()}
-    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+    with pytest.raises((AttributeError, TypeError, KeyError)):
         saved.save_state({"tensors": lambda: None})
     assert {path.name: path.read_bytes() for path in saved.path.iterdir()} == before
 
@@ -279,12 +278,12 @@ def test_foreign_model_is_refused(saved):
     message_of(error, saved)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
+@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 100])
 def test_file_that_is_neither_is_refused(saved, name, content):
     (saved.path / name).write_bytes(content)
     with pytest.raises(UserError, match=name) as error:
-        Checkpoint.load(saved) if name == "state.pt" else load_method(saved, CPU)
+        Checkpoint.load(saved) if name == "state.safetensors" else load_method(saved, CPU)
     message_of(error, saved)
 
 
@@ -319,7 +318,7 @@ def test_model_without_a_folder_can_be_loaded(saved, trained):
 
 def test_answer_may_be_another_head(run):
     method, step = make("head=1")
-    run = Run.create(run.path, config_of("head=1", "data.channels=1", "data.image_size=8"), force=True)
+    run = new_run(run.path / "other", config_of("head=1", "data.channels=1", "data.image_size=8"))
     Checkpoint.take(method, step, 0, 0.0).save(run, method.trained_tensors)
     predictor = load_predictor(run, CPU)
     assert predictor.centers.shape == (5, 16)

@@ -19,6 +19,7 @@ from secu import __version__, cli
 from secu.errors import UserError
 from secu.settings import load_config, recipe_names, with_shape
 from secu.train.run import Run
+from small_runs import new_run
 
 TINY = ("heads=[3]", "optim.epochs=1", "optim.batch_size=256", "optim.warmup_epochs=0", "encoder.dim=8")
 
@@ -180,7 +181,7 @@ def test_train_leaves_a_run_folder_and_prints_where(finished):
     path, done = finished
     assert done.stderr == ""
     expected = ["assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "exemplars.png"]
-    expected += ["metrics.jsonl", "model.safetensors", "report.html", "run.json", "skipped.csv", "state.pt"]
+    expected += ["metrics.jsonl", "model.safetensors", "report.html", "run.json", "skipped.csv", "state.safetensors"]
     assert files(path) == expected
     assert Run.open(path).config() == with_shape(load_config("digits", [*TINY, "seed=3"]), (1, 8, 8))
     printed = done.stdout.splitlines()
@@ -360,7 +361,7 @@ def test_an_unknown_split_is_named(secu, finished):
 
 
 def test_a_run_without_a_model_says_so(secu, tmp_path):
-    Run.create(tmp_path / "run", load_config("digits"))
+    new_run(tmp_path / "run", load_config("digits"))
     assert "has no model yet" in assert_one_line(secu("evaluate", "run"))
 
 
@@ -570,9 +571,18 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     assert time.monotonic() - pressed < 20  # no thread of ours delays the end
     assert "finished" not in out
     message = assert_one_line(Result(process.returncode, out, err), code=130)
-    assert message == "secu: interrupted; the same command with --resume continues after the last complete epoch\n"
+    assert (
+        message == "secu: interrupted; the same command with --resume continues after the last complete epoch, if any\n"
+    )
     left = files(tmp_path / "run")
-    assert set(left) <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
+    assert set(left) <= {
+        "config.yaml",
+        "images.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "run.json",
+        "state.safetensors",
+    }
 
     resumed = secu(*settings, tmp_path / "run", "--resume")
     assert (resumed.code, resumed.err) == (0, "")

@@ -432,7 +432,7 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
     assert_one_line(interrupt(process), "with --resume", code=130)
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"}
+    assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.safetensors"}
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))

@@ -39,7 +39,7 @@ def test_the_demo_leaves_a_complete_run_folder(short):
         "report.html",
         "run.json",
         "skipped.csv",
-        "state.pt",
+        "state.safetensors",
         "summary.json",
     ]
     config = short.run.config()

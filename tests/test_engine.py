@@ -26,6 +26,7 @@ from secu.train.engine import Engine, choose_engine, fastest_convolutions
 from secu.train.feed import HostFeed, build_feed
 from secu.train.run import Run
 from secu.train.step import CompiledCall, Step, batch_sizes
+from small_runs import new_run
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 ENGINES = [
@@ -137,7 +138,7 @@ def settled(blobs, tmp_path_factory) -> dict[str, Run]:
     for constraint in ("size", "entropy"):
         step = make_step(blobs, "eager", "cpu", constraint)
         train_for(step, "eager", range(6))
-        runs[constraint] = save(step, Run.create(tmp_path_factory.mktemp("settled") / "run", step.config), 6)
+        runs[constraint] = save(step, new_run(tmp_path_factory.mktemp("settled") / "run", step.config), 6)
     return runs
 
 
@@ -225,7 +226,7 @@ def test_small_last_batch_has_a_graph_of_its_own(blobs, monkeypatch, tmp_path):
     few = Images(blobs.tensor[:25])
     step = make_step(few, "eager", "cuda", "size")
     train_for(step, "eager", range(6))
-    run = save(step, Run.create(tmp_path / "run", step.config), 6)
+    run = save(step, new_run(tmp_path / "run", step.config), 6)
     expected = train_for(step, "eager", range(6, 9))
 
     step = restore(run, make_step(few, "graph", "cuda", "size"))

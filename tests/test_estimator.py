@@ -402,7 +402,7 @@ def test_a_fit_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_a_run_may_be_kept(fitted, tmp_path):
     estimator = small(out=tmp_path / "run").fit(X)
     assert same(estimator, fitted)
-    assert {"report.html", "assignments.csv", "clusters.csv", "state.pt"} <= {
+    assert {"report.html", "assignments.csv", "clusters.csv", "state.safetensors"} <= {
         p.name for p in (tmp_path / "run").iterdir()
     }
     assert same(SeCu.load(tmp_path / "run"), fitted)

@@ -17,6 +17,7 @@ from secu.methods.predictor import Predictions, Predictor
 from secu.settings import load_config, merge
 from secu.train.checkpoint import load_predictor
 from secu.train.run import Run
+from small_runs import new_run
 
 CPU = torch.device("cpu")
 
@@ -140,7 +141,7 @@ def test_a_missing_folder_is_reported_before_any_work(tmp_path, monkeypatch):
 
 def test_an_unfinished_run_is_refused(tmp_path):
     pytest.importorskip("onnxscript")
-    run = Run.create(tmp_path / "run", load_config("digits"))
+    run = new_run(tmp_path / "run", load_config("digits"))
     with pytest.raises(UserError, match="has no model yet"):
         export_onnx(run, tmp_path / "m.onnx")
     assert tree(tmp_path) == ["run", "run/config.yaml"]

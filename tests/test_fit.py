@@ -30,6 +30,7 @@ from secu.errors import UserError
 from secu.settings import merge
 from secu.train.listener import Listener
 from secu.train.run import Run
+from small_runs import new_run
 
 FILES = [
     "assignments.csv",
@@ -44,7 +45,7 @@ FILES = [
     "report.html",
     "run.json",
     "skipped.csv",
-    "state.pt",
+    "state.safetensors",
 ]
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
 
@@ -348,7 +349,7 @@ def test_force_replaces_a_run(finished, pictures, tmp_path):
 def test_force_does_not_cost_the_old_run_what_the_new_one_cannot_do(finished, pictures, tmp_path):
     """Whatever can be known before the first step is known before the old run is gone."""
     shutil.copytree(finished.path, tmp_path / "run")
-    Run.create(tmp_path / "empty", finished.config())
+    new_run(tmp_path / "empty", finished.config())
     before = contents(tmp_path / "run")
     folder = few(pictures, tmp_path / "p", 5)
     (folder / "bad.png").write_text("x")
@@ -435,7 +436,7 @@ def test_the_time_limit_stops_with_a_checkpoint_and_without_results(finished, pi
         "metrics.jsonl",
         "model.safetensors",
         "run.json",
-        "state.pt",
+        "state.safetensors",
     ]
     resumed = fit_now(request, tmp_path / "run", resume=True, report=False)
     assert resumed.epochs_done == 3

@@ -127,7 +127,7 @@ def test_run_interrupted_anywhere_and_resumed_equals_an_uninterrupted_one(
     if done:  # run.json describes what was saved
         record = run.record()
         assert (record["epochs_done"], record["finished"], record["last_epoch"]["epoch"]) == (done, False, done - 1)
-    assert not any(path.name.startswith(".") for path in run.path.iterdir())
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".")] == ([] if done else [".next"])
     trained(run.path, config_of(), digits(), resume=True, **options)
     assert_same(run, whole)
     assert run.finished
@@ -135,7 +135,7 @@ def test_run_interrupted_anywhere_and_resumed_equals_an_uninterrupted_one(
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     run = trained(tmp_path / "run", config_of("optim.epochs=1"), digits(48)).run
-    names = ("model.safetensors", "state.pt", "metrics.jsonl", "run.json", "config.yaml")
+    names = ("model.safetensors", "state.safetensors", "metrics.jsonl", "run.json", "config.yaml")
     before = {name: (run.path / name).read_bytes() for name in names}
     session = trained(run.path, run.config(), digits(48), resume=True)
     assert session.finished

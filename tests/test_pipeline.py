@@ -210,13 +210,14 @@ def test_a_run_that_fails_after_a_checkpoint_keeps_it(tmp_path, monkeypatch):
     assert finished.epochs_done == 2
 
 
-def test_files_of_others_in_the_folder_are_left_alone(tmp_path):
-    Run.create(tmp_path / "run", load_config("digits", TINY))
-    (tmp_path / "run" / "notes.txt").write_text("mine")
+def test_an_old_run_and_files_of_others_survive_a_failure(tiny_digits, tmp_path):
+    old = copied(tiny_digits, tmp_path)
+    (old.path / "notes.txt").write_text("mine")
+    before = contents(old.path)
     config = load_config("digits", [*TINY, "optim.lr=1e30"])
     with pytest.raises(UserError, match="is not finite"):
-        pipeline.run(config, some_digits(), tmp_path / "run", device="cpu", force=True)
-    assert tree(tmp_path) == ["run", "run/notes.txt"]
+        pipeline.run(config, some_digits(), old.path, device="cpu", force=True)
+    assert contents(old.path) == before
 
 
 MISTAKES = [
@@ -232,7 +233,7 @@ MISTAKES = [
 def test_an_old_run_survives_a_mistake_in_the_settings_of_the_new_one(tiny_digits, tmp_path, change, message):
     """Even one that was finished and whose checkpoint was deleted to save space."""
     old = copied(tiny_digits, tmp_path)
-    (old.path / "state.pt").unlink()
+    (old.path / "state.safetensors").unlink()
     before = contents(old.path)
     config = load_config("digits", TINY)
     config = type(config).model_validate(merge(config.model_dump(), change))
@@ -245,14 +246,14 @@ def test_an_old_run_survives_a_mistake_in_the_settings_of_the_new_one(tiny_digit
     ("options", "message"),
     [
         ({}, "exists; choose another folder"),
-        ({"resume": True}, r"has no checkpoint \(state.pt\) to resume from"),
+        ({"resume": True}, r"has no checkpoint \(state.safetensors\) to resume from"),
         ({"resume": True, "force": True}, "--resume and --force cannot be combined"),
         ({"force": True, "device": "gpu"}, "device: 'gpu'"),
     ],
 )
 def test_an_old_run_survives_a_mistake_in_the_options(tiny_digits, tmp_path, options, message):
     old = copied(tiny_digits, tmp_path)
-    (old.path / "state.pt").unlink()
+    (old.path / "state.safetensors").unlink()
     before = contents(old.path)
     with pytest.raises(UserError, match=message):
         pipeline.run(load_config("digits", TINY), some_digits(), old.path, **{"device": "cpu", **options})

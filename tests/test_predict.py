@@ -416,7 +416,7 @@ def test_a_model_of_another_run_is_refused(run, pictures, tmp_path):
 
 def test_nothing_is_unpickled_from_a_run_that_came_by_mail(run, pictures, tmp_path, monkeypatch):
     other = copied(run, tmp_path / "run")
-    (other.path / "state.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    (other.path / "state.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("torch.load was called"))
     found, _ = predicted(other, pictures, tmp_path / "p.csv")
     assert len(found) == 120

@@ -13,6 +13,7 @@ from secu.errors import UserError
 from secu.settings import load_config
 from secu.train.listener import Listener
 from secu.train.run import Run
+from small_runs import new_run
 
 TINY = ["heads=[10]", "optim.epochs=1", "optim.batch_size=256", "encoder.dim=8"]  # 8 steps per epoch
 
@@ -129,7 +130,7 @@ def test_other_seeds_are_refused_in_one_line(text):
     ],
 )
 def test_seeds_have_one_place_and_a_folder_of_their_own(tmp_path, overrides, out, message):
-    Run.create(tmp_path / "run", load_config("digits"))
+    new_run(tmp_path / "run", load_config("digits"))
     with pytest.raises(UserError, match=message):
         repeat_digits(tmp_path / out, [0], overrides=overrides)
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "config.yaml"]

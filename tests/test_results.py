@@ -26,6 +26,7 @@ from secu.results.results import ROUNDING, find_results, write_report, write_res
 from secu.results.tables import read_assignments
 from secu.settings import load_config
 from secu.train.run import Run
+from small_runs import new_run
 
 CPU = torch.device("cpu")
 SETTINGS = ["heads=[4,6]", "optim.epochs=2", "encoder.dim=16"]
@@ -52,7 +53,7 @@ def digits():
 
 def make_run(folder, *changes, record=RECORD):
     """Return a run folder as training leaves it, but for the model."""
-    run = Run.create(folder, load_config("digits", [*SETTINGS, *changes]))
+    run = new_run(folder, load_config("digits", [*SETTINGS, *changes]))
     if record is not None:
         (run.path / "run.json").write_text(json.dumps(record))
     (run.path / "metrics.jsonl").write_text(

@@ -18,6 +18,7 @@ from secu.errors import UserError
 from secu.settings import load_config, merge
 from secu.train.listener import Listener
 from secu.train.run import Run
+from small_runs import new_run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -225,7 +226,7 @@ def test_images_that_are_gone_are_one_line(tiny_fit, tmp_path):
 
 
 def test_images_in_memory_cannot_be_found_again(tmp_path):
-    run = Run.create(tmp_path / "run", load_config("digits", ["data.source=null"]))
+    run = new_run(tmp_path / "run", load_config("digits", ["data.source=null"]))
     with pytest.raises(UserError, match=r"run: .*run was trained on images in memory, which cannot be reloaded"):
         images_of(run, Listener())
 

@@ -34,7 +34,7 @@ FILES = [
     "report.html",
     "run.json",
     "skipped.csv",
-    "state.pt",
+    "state.safetensors",
 ]
 ONCE = {"optim": {"epochs": 1}}
 

@@ -86,7 +86,7 @@ def test_opening_a_session_writes_nothing(tmp_path):
 def test_finished_run_is_complete(tmp_path):
     run = trained(tmp_path / "run", config_of(), digits(), test=digits()).run
     names = sorted(path.name for path in run.path.iterdir())
-    assert names == ["config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.pt"]
+    assert names == ["config.yaml", "metrics.jsonl", "model.safetensors", "run.json", "state.safetensors"]
     metrics = run.metrics()
     fields = ["epoch", "loss", "center_loss", "lr", "largest", "smallest", "changed", "crowded"]
     assert [list(record) for record in metrics[:-1]] == [[*fields, "epoch_seconds", "seconds"]] * 3

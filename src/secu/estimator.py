@@ -36,8 +36,9 @@ from secu.settings import flatten, merge
 from secu.train.checkpoint import method_of
 from secu.train.device import choose_device
 from secu.train.engine import choose_engine
-from secu.train.files import aside, is_taken, write_json
-from secu.train.run import MODEL, OUTCOMES, Run
+from secu.train.files import is_taken, write_json
+from secu.train.place import MODEL, OUTCOMES, held
+from secu.train.run import Run
 
 FILES = ("run.json", "metrics.jsonl", MODEL, "assignments.csv", "clusters.csv")  # besides the config
 OPTIONAL_FILES = ("images.json", *OUTCOMES)
@@ -175,12 +176,11 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         check_is_fitted(self)
         path = Path(path)
         Run.check_free(path, force=force)
-        with aside(path) as folder:  # an old run is kept until the new one is complete
-            for name, content in self._files.items():
-                (folder / name).write_bytes(content)
+        with held(path):
             run = Run.create(path, self.config_, force=force)
-            for name in self._files:
-                (folder / name).replace(run.path / name)
+            for name, content in self._files.items():
+                (run.folder / name).write_bytes(content)
+            run.put_in_place()
 
     @classmethod
     def load(cls, path: PathLike, *, device: str = "auto") -> Self:

@@ -1,11 +1,12 @@
 """From settings and images to a finished run folder: the code path shared by all commands and the estimator.
 
-The order matters: all checks run before a folder is created or an old run is replaced, and a run that fails before its
-first checkpoint is removed.
+The order matters: all checks run before anything is written. The folder is locked meanwhile, and an old run in it is
+replaced when the new one has its first checkpoint. A new run that fails before that leaves nothing behind.
 """
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -22,6 +23,7 @@ from secu.train.feed import ResidentFeed
 from secu.train.files import write_json
 from secu.train.listener import Listener
 from secu.train.loop import train
+from secu.train.place import held
 from secu.train.run import Run
 from secu.train.session import Session
 
@@ -108,21 +110,18 @@ def run_together(
     force = options.get("force", False)
     check_alike([request.config for request in requests])
     for request in requests:
-        Run.check_start(request.out, request.config, force=force, resume=resume)
-    sessions = _open_sessions(requests, images, command, options.get("device", "auto"), resume=resume)
-    begun: list[Session] = []
-    try:
+        Run.check_free(request.out, force=force, resume=resume)
+    with ExitStack() as locks:
+        for request in requests:
+            locks.enter_context(held(request.out))
+            Run.check_start(request.out, request.config, force=force, resume=resume)
+        sessions = _open_sessions(requests, images, command, options.get("device", "auto"), resume=resume)
         for session in sessions:
             session.begin(force=force)
-            begun.append(session)
             if known:
-                write_json(session.run.path / "images.json", known)
+                write_json(session.run.folder / "images.json", known)
         train(sessions, clock, test)
-    except UserError:
-        for session in begun:  # folders of the other sessions may still contain old runs
-            session.run.discard_unsaved()
-        raise
-    return [_finish(session, test, report=options.get("report", True)) for session in sessions]
+        return [_finish(session, test, report=options.get("report", True)) for session in sessions]
 
 
 def _open_sessions(

@@ -1,14 +1,14 @@
 """The command line interface. Heavy modules are imported only when a command needs them.
 
-A user error prints one line to stderr and exits with code 2. An interruption exits with code 130. Anything else is a
-bug and exits with code 1; ``--debug`` shows the traceback.
+A user error prints one line to stderr and exits with code 2. Ctrl-C exits with code 130, SIGTERM with 143 and SIGHUP
+with 129, after whatever can be saved is saved. Anything else is a bug and exits with code 1; ``--debug`` shows the
+traceback.
 """
 
 import contextlib
 import os
 import signal
 import sys
-import threading
 from itertools import pairwise
 from typing import NoReturn
 
@@ -20,6 +20,8 @@ from secu.errors import UserError
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
 
+INTERRUPTED = 130
+LONGEST_MESSAGE = 2_000  # characters
 RESUMED_BY = {
     "train": "the same command with --resume",
     "fit": "the same command with --resume",
@@ -29,7 +31,7 @@ RESUMED_BY = {
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; a plain KeyboardInterrupt raised during an import would make Python exit by the signal."""
+    """A signal to stop; a plain KeyboardInterrupt raised during an import would make Python exit by the signal."""
 
 
 def main() -> NoReturn:
@@ -38,39 +40,46 @@ def main() -> NoReturn:
     # program occupies one of two cores, a step takes 0.24 s instead of 1.1 s. Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     options.debug = False
-    pressed = _watch_ctrl_c()
+    received = _watch_signals()
+    code: object = 0
     try:
         code = app(prog_name="secu", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = INTERRUPTED
     except Exception as error:
-        if not pressed.is_set():  # if set, a library caught Ctrl-C and failed later
+        if not received:  # otherwise a library caught the interruption and failed later
             _fail(error)
-        code = 130
-    if code == 130:  # also what typer returns after Ctrl-C
-        _report_interruption()
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # also what typer returns after Ctrl-C
+        _report_interruption(received)
+        code = 128 + received[0] if received else INTERRUPTED
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _watch_ctrl_c() -> threading.Event:
-    """Make Ctrl-C raise ``Interrupted`` and set the returned event."""
-    pressed = threading.Event()
+def _watch_signals() -> list[int]:
+    """Make Ctrl-C, SIGTERM and SIGHUP raise ``Interrupted``; their numbers are appended to the returned list."""
+    received: list[int] = []
 
-    def interrupt(*_: object) -> NoReturn:
-        pressed.set()
+    def interrupt(number: int, _: object) -> NoReturn:
+        received.append(number)
         raise Interrupted
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # SIGINT may be ignored, for example under nohup
-        signal.signal(signal.SIGINT, interrupt)
-    return pressed
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        number = getattr(signal, name, None)
+        # A signal may be ignored, for example SIGHUP under nohup.
+        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, interrupt)
+    return received
 
 
-def _report_interruption() -> None:
+def _report_interruption(received: list[int]) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
+    what = "interrupted" if not received or received[0] == signal.SIGINT else "terminated"
     how = RESUMED_BY.get(options.command)
-    message = f"secu: interrupted; {how} continues after the last complete epoch" if how else "secu: interrupted"
-    print(message, file=sys.stderr, flush=True)
+    message = f"secu: {what}; {how} continues after the last complete epoch, if any" if how else f"secu: {what}"
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(message, file=sys.stderr, flush=True)
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -81,11 +90,28 @@ def _fail(error: Exception) -> NoReturn:
     message = str(error)
     if hasattr(error, "format_message"):  # a click error; typer vendors click under varying names
         message = _with_value(error.format_message(), error)
+    elif _is_out_of_memory(error):
+        message = "out of memory: lower optim.batch_size or data.image_size, use fewer images, or close other programs"
     elif not isinstance(error, UserError | OSError):
         code = 1
         message = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
-    print(f"secu: {' '.join(message.split())}", file=sys.stderr)
+    print(f"secu: {_shortened(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out, in the host's memory or in the device's; torch has no exception for the former."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    texts = ("can't allocate memory", "Unable to allocate", "std::bad_alloc", "malloc of size", "out of memory")
+    return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in texts)
+
+
+def _shortened(message: str) -> str:
+    """Return a message of bounded length: a value in it may be of any length."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[: LONGEST_MESSAGE // 2]} … {message[-LONGEST_MESSAGE // 2 :]}"
 
 
 def _with_value(message: str, error: Exception) -> str:

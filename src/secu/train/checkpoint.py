@@ -11,7 +11,8 @@ from secu.config import Config
 from secu.data import input_shape
 from secu.errors import UserError
 from secu.methods import Method, Predictor, build_method
-from secu.train.run import MODEL, Run
+from secu.train.place import MODEL
+from secu.train.run import Run
 from secu.train.step import Step
 
 TREE = ("tree.linkage", "tree.leaves", "tree.head")  # in a model file, if the run has a tree of clusters
@@ -118,8 +119,10 @@ def select(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[str, 
 
 
 def _alike(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    """Return whether two models have tensors of the same names and shapes."""
-    return mine.keys() == theirs.keys() and all(mine[name].shape == theirs[name].shape for name in mine)
+    """Return whether two models have tensors of the same names, shapes and types."""
+    return mine.keys() == theirs.keys() and all(
+        mine[name].shape == theirs[name].shape and mine[name].dtype == theirs[name].dtype for name in mine
+    )
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

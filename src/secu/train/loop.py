@@ -7,6 +7,7 @@ from secu.errors import UserError
 from secu.train.clock import Clock
 from secu.train.engine import Engine, fastest_convolutions
 from secu.train.session import Session
+from secu.train.signals import OneInterruption
 
 
 @fastest_convolutions()
@@ -29,20 +30,23 @@ def train(sessions: Sequence[Session], clock: Clock, test: Images | None = None)
             session.finish(test)
             session.describe()
     clock.save()
-    try:
-        while not first.finished:
-            _epoch(sessions, engine, clock, test)
-            save_due = first.finished or clock.checkpoint_due
-            if save_due:
-                _save(sessions, clock)
-            clock.end_epoch()
-            if clock.out_of_time:
-                if not save_due:
-                    _save(sessions, clock)
-                break
-    except KeyboardInterrupt:
-        _save(sessions, clock)
-        raise
+    with OneInterruption() as interruption:
+        try:
+            while not first.finished:
+                _epoch(sessions, engine, clock, test)
+                if interruption.requested:  # a library swallowed the exception
+                    raise KeyboardInterrupt
+                save_due = first.finished or clock.checkpoint_due
+                if save_due:
+                    _save(sessions, clock, interruption)
+                clock.end_epoch()
+                if clock.out_of_time:
+                    if not save_due:
+                        _save(sessions, clock, interruption)
+                    break
+        except KeyboardInterrupt:
+            _save(sessions, clock, interruption)
+            raise
 
 
 def _epoch(sessions: Sequence[Session], engine: Engine, clock: Clock, test: Images | None) -> None:
@@ -59,12 +63,13 @@ def _epoch(sessions: Sequence[Session], engine: Engine, clock: Clock, test: Imag
         session.remember()
 
 
-def _save(sessions: Sequence[Session], clock: Clock) -> None:
+def _save(sessions: Sequence[Session], clock: Clock, interruption: OneInterruption) -> None:
     """Write checkpoints, unless an interruption left the runs at different epochs."""
     done = {session.last.epochs_done if session.last else 0 for session in sessions}
     if len(done) > 1:
         return
-    for session in sessions:
-        if session.last is not None:
-            session.save()
-    clock.save()
+    with interruption.postponed():
+        for session in sessions:
+            if session.last is not None:
+                session.save()
+        clock.save()

@@ -1,11 +1,11 @@
 """A run is a self-contained folder with everything needed to understand, resume and reproduce it.
 
     config.yaml         all resolved settings
-    run.json            how it was trained: versions, device, seconds, final scores
+    run.json            how it was trained: versions, device, seconds, final scores, checksum of the model
     images.json         your own images: the id of each training image, with a checksum of its pixels
     metrics.jsonl       one line per epoch
     model.safetensors   encoder and centers
-    state.pt            everything needed to resume: model, label memory, constraint, momentum, epoch
+    state.safetensors   everything needed to resume: model, label memory, constraint, momentum, epoch
     assignments.csv     the cluster of every training image; assignments.parquet has the same content
     clusters.csv        size and cohesion of every cluster, and the cosine below which an image is an outlier
     skipped.csv         images that could not be read, with the reason
@@ -14,65 +14,70 @@
     outcome.json        summary that the method reports; best.safetensors is the model of the best epoch so far
 
 Files are written to a temporary name and then renamed, so that an interruption leaves either the old or the new
-version. The exception is metrics.jsonl, which grows by one line per epoch; a truncated last line is ignored.
+version. The exception is metrics.jsonl, which grows by one line per epoch; a truncated last line is ignored. A new run
+is built out of sight and put into place with its first checkpoint: see place.py.
 """
 
 import csv
+import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
 from secu.errors import UserError
 from secu.settings import flatten, merge, resolve, with_shape
-from secu.train.files import is_taken, write_atomically, write_text
-
-MODEL = "model.safetensors"
-BEST = "best.safetensors"
-OUTCOMES = ("outcome.json", "selflabel.json")  # the second is the name used by version 0.1
-STATE = {"tensors": dict, "momentum": dict, "epochs_done": int, "seconds": float}  # content of state.pt
-FILES = (
-    "config.yaml",
-    "run.json",
-    "images.json",
-    "metrics.jsonl",
+from secu.train.files import write_atomically, write_json, write_text
+from secu.train.place import (
     MODEL,
-    BEST,
-    "state.pt",
-    "assignments.csv",
-    "assignments.parquet",
-    "clusters.csv",
-    "skipped.csv",
-    "exemplars.png",
-    "report.html",
-    "summary.json",
-    *OUTCOMES,
+    OLD_STATE,
+    OUTCOMES,
+    STATE,
+    finish_replacement,
+    holds_files,
+    new_folder,
+    put_in_place,
+    require_unlocked,
 )
+from secu.train.records import read_known, read_metrics, read_outcome, read_record
+from secu.train.tensors import read_old_state, read_state, read_tensors, write_state, write_tensors
+
+ATTEMPTS = 3  # a model and run.json may be replaced between reading one and the other
 
 
 class Run:
-    """A run folder."""
+    """A run folder.
+
+    Attributes:
+        path: The folder.
+        folder: Where its files are: a hidden subfolder while the run is new and has no checkpoint.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.folder = path
 
     @classmethod
     def check_free(cls, path: Path, *, force: bool = False, resume: bool = False) -> None:
-        """Raise if the folder is not empty, unless it is a run that may be replaced or resumed."""
+        """Raise if the folder is in use or not empty, unless it is a run that may be replaced or resumed."""
         if resume and force:
             raise UserError("--resume and --force cannot be combined")
         if path.exists() and not path.is_dir():
             raise UserError(f"out: {path} is a file; choose a new folder")
-        if not is_taken(path):
+        require_unlocked(path)
+        cls._check_content(path, force=force, resume=resume)
+
+    @classmethod
+    def _check_content(cls, path: Path, *, force: bool, resume: bool) -> None:
+        if not holds_files(path):
             return
+        finish_replacement(path)
         ours = cls._is_run(path)
         if not force and not resume:
             ways = ", --resume it or replace it with --force" if ours else ""
@@ -82,28 +87,40 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
-        """Create a new run folder; an existing one is replaced only with ``force``, and only if it is a run."""
-        cls.check_free(path, force=force)
-        for name in FILES if path.is_dir() else ():
-            (path / name).unlink(missing_ok=True)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"out: cannot create {path}: {error.strerror}") from None
+        """Begin a new run next to the old one, if any, which is replaced by ``put_in_place``.
+
+        Raises:
+            UserError: The folder contains anything but a run, or a run without ``force``.
+        """
+        if path.exists() and not path.is_dir():
+            raise UserError(f"out: {path} is a file; choose a new folder")
+        cls._check_content(path, force=force, resume=False)
+        return cls._begin(path, config)
+
+    @classmethod
+    def _begin(cls, path: Path, config: Config) -> "Run":
         run = cls(path)
-        write_text(path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        run.folder = new_folder(path)
+        run._write_config(config)
         return run
+
+    def put_in_place(self) -> "Run":
+        """Replace the old run in the folder, if any; nothing happens if this run is in its place already."""
+        if self.folder != self.path:
+            put_in_place(self.path)
+            self.folder = self.path
+        return self
 
     @classmethod
     def start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run":
         """Create the run folder, or open it to resume with the same settings."""
         run = cls.check_start(path, config, resume=resume, force=force)
-        return cls.create(path, config, force=force) if run is None else run
+        return cls._begin(path, config) if run is None or not run.has_checkpoint() else run
 
     @classmethod
     def check_start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run | None":
         """Run the checks of ``start`` without touching the folder; return the run to resume, if any."""
-        cls.check_free(path, force=force, resume=resume)
+        cls._check_content(path, force=force, resume=resume)
         if config.init_from and Path(config.init_from).resolve() == path.resolve():
             raise UserError(f"init_from: {config.init_from} is the run that would be replaced; choose another folder")
         run = cls.to_resume(path) if resume else None
@@ -129,41 +146,32 @@ class Run:
     @classmethod
     def to_resume(cls, path: Path) -> "Run | None":
         """Open the run to resume; None if the folder is empty, in which case a new run starts."""
-        if not is_taken(path):
+        if not holds_files(path):
             return None
         run = cls.open(path)
         if (path / "run.json").is_file() and not run.has_checkpoint():  # do not overwrite a finished model
-            raise UserError(f"run: {path} has no checkpoint (state.pt) to resume from")
+            raise UserError(f"run: {path} has no checkpoint ({STATE}) to resume from")
         return run
 
     @classmethod
     def open(cls, path: Path) -> "Run":
         """Open an existing run folder."""
+        finish_replacement(path)
         if not (path / "config.yaml").is_file():
             raise UserError(f"run: {path} is not a run folder (no config.yaml in it)")
         return cls(path)
 
     @classmethod
     def _is_run(cls, path: Path) -> bool:
-        """Return whether a folder is a run folder; a file named config.yaml alone proves nothing."""
+        """Return whether a folder has our mark, the version in run.json; a file named config.yaml proves nothing."""
         try:
-            cls.open(path).config()
+            return "secu" in cls.open(path).record().get("versions", {})
         except UserError:
             return False
-        return True
-
-    def discard_unsaved(self) -> None:
-        """Remove a run that failed before its first checkpoint and therefore cannot be resumed."""
-        if self.has_checkpoint():
-            return
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
 
     def config(self) -> Config:
         """Return the settings of the run."""
-        path = self.path / "config.yaml"
+        path = self.folder / "config.yaml"
         try:
             settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
@@ -172,32 +180,23 @@ class Run:
             raise UserError(f"run: {path} does not contain a config")
         return resolve(settings)
 
+    def _write_config(self, config: Config) -> None:
+        write_text(self.folder / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
     def amend(self, change: Mapping[str, Any]) -> Config:
         """Change settings of a finished run that do not affect its weights, and return the new config."""
         config = resolve(merge(self.config().model_dump(mode="json"), change))
-        write_text(self.path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        self._write_config(config)
         return config
 
     def images(self) -> dict[str, int | None] | None:
         """Return ids and checksums of the training images; None if they were not recorded."""
-        path = self.path / "images.json"
-        if not path.is_file():
-            return None
-        try:
-            noted = json.loads(path.read_bytes())
-        except ValueError:
-            noted = None
-        if not isinstance(noted, dict):
-            raise UserError(f"run: {path} is not a list of images written by secu")
-        return noted
+        return read_known(self.folder / "images.json")
 
     def outcome(self) -> dict[str, Any]:
         """Return the summary that the method reported; empty if there is none."""
-        for name in OUTCOMES:
-            path = self.path / name
-            if path.is_file():
-                return dict(json.loads(path.read_text(encoding="utf-8")))
-        return {}
+        found = [self.folder / name for name in OUTCOMES if (self.folder / name).is_file()]
+        return read_outcome(found[0]) if found else {}
 
     def warnings(self) -> tuple[str, ...]:
         """Return the method's own warnings."""
@@ -220,77 +219,84 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return run.json; empty before the first checkpoint."""
-        path = self.path / "run.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        return read_record(self.folder / "run.json")
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write run.json, with the checksum of the model."""
+        model = self.folder / MODEL
+        digest = {"model_sha256": hashlib.sha256(model.read_bytes()).hexdigest()} if model.is_file() else {}
+        write_json(self.folder / "run.json", {**record, **digest})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of all epochs, ignoring a last line truncated by a crash."""
-        path = self.path / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_metrics(self.folder / "metrics.jsonl")
 
     def keep_metrics(self, epochs: int) -> None:
         """Drop the records of epochs that the checkpoint does not include."""
         records = [record for record in self.metrics() if record["epoch"] < epochs]
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        write_text(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one epoch's record."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
-        return (self.path / "state.pt").is_file()
+        return any((self.folder / name).is_file() for name in (STATE, OLD_STATE))
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Write state.pt, which contains everything needed to resume."""
-        place = self.path / "state.pt"
-        try:
-            write_atomically(place, lambda path: torch.save(dict(state), path))
-        except RuntimeError as error:  # how torch reports a full disk
-            raise UserError(f"run: cannot write {place}: is the disk full? ({str(error).splitlines()[0]})") from None
+        """Write the state, which contains everything needed to resume: see ``Checkpoint``."""
+        write_state(self.folder / STATE, state)
+        (self.folder / OLD_STATE).unlink(missing_ok=True)
+
+    def load_state(self) -> dict[str, Any]:
+        """Return the last checkpoint."""
+        if not self.has_checkpoint():
+            raise UserError(f"run: {self.path} has no checkpoint ({STATE}) to resume from")
+        path = self.folder / (STATE if (self.folder / STATE).is_file() else OLD_STATE)
+        state = read_state(path) if path.name == STATE else read_old_state(path)
+        total = self.config().optim.total_epochs
+        if not 0 <= state["epochs_done"] <= total or not 0 <= state["seconds"] < math.inf:
+            numbers = f"{state['epochs_done']} epochs of {total} in {state['seconds']} seconds"
+            raise UserError(f"run: {path} is damaged: it claims {numbers}")
+        return state
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-        """Write the tensors of a trained model."""
-        try:
-            write_atomically(self.path / name, lambda path: save_file(dict(tensors), path, dict(metadata or {})))
-        except SafetensorError as error:  # how safetensors reports a full disk
-            raise UserError(f"run: cannot write {self.path / name}: {error}") from None
+        """Write the tensors of a trained model.
+
+        Its checksum is announced in run.json before it replaces the old model, so that at every moment the model in the
+        folder has a checksum that is known.
+        """
+        write_tensors(self.folder / name, tensors, metadata, before=self._announce if name == MODEL else None)
+
+    def _announce(self, model: Path) -> None:
+        if record := self.record():
+            digest = hashlib.sha256(model.read_bytes()).hexdigest()
+            write_json(self.folder / "run.json", {**record, "next_model_sha256": digest})
 
     def metadata(self, name: str) -> dict[str, str]:
         """Return the metadata of a model file; empty if the file does not exist."""
-        path = self.path / name
-        if not path.is_file():
-            return {}
-        try:
-            with safe_open(path, "pt") as file:
-                return dict(file.metadata() or {})
-        except SafetensorError as error:
-            raise UserError(f"run: {path} is not a safetensors file ({error})") from None
-
-    def load_state(self) -> dict[str, Any]:
-        """Return the last checkpoint; only tensors and plain values are ever unpickled."""
-        path = self.path / "state.pt"
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            raise UserError(f"run: {self.path} has no checkpoint (state.pt) to resume from") from None
-        except Exception as error:
-            raise UserError(f"run: {path} is not a checkpoint written by secu ({type(error).__name__})") from None
-        if not (isinstance(state, dict) and all(isinstance(state.get(name), kind) for name, kind in STATE.items())):
-            raise UserError(f"run: {path} is not a checkpoint written by secu")
-        return state
+        path = self.folder / name
+        return read_tensors(path).metadata if path.is_file() else {}
 
     def load_model(self, name: str = MODEL) -> dict[str, Tensor]:
-        """Return the tensors of the trained model."""
-        path = self.path / name
-        try:
-            return dict(load_file(path))
-        except FileNotFoundError:
-            raise UserError(f"run: {self.path} has no model yet ({name}); was it stopped early?") from None
-        except SafetensorError as error:
-            raise UserError(f"run: {path} is not a safetensors file ({error})") from None
+        """Return the tensors of the trained model.
+
+        Raises:
+            UserError: There is no model, it is damaged, or it is not the one that run.json describes.
+        """
+        path = self.folder / name
+        for _ in range(ATTEMPTS):
+            try:
+                file = read_tensors(path)
+            except FileNotFoundError:
+                raise UserError(f"run: {self.path} has no model yet ({name}); was it stopped early?") from None
+            record = self.record() if name == MODEL else {}
+            known = [record[key] for key in ("model_sha256", "next_model_sha256") if key in record]
+            if not known or file.sha256 in known:
+                return file.tensors
+        raise UserError(f"run: {path} is not the model that run.json describes (its checksum differs); restore it")
 
     def write_csv(self, name: str, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
         """Write a table atomically."""
@@ -301,4 +307,4 @@ class Run:
                 writer.writerow(header)
                 writer.writerows(rows)
 
-        write_atomically(self.path / name, write)
+        write_atomically(self.folder / name, write)

@@ -20,7 +20,8 @@ from secu.train.clock import Clock
 from secu.train.feed import Feed, ResidentFeed
 from secu.train.files import write_json
 from secu.train.listener import Listener
-from secu.train.run import BEST, MODEL, OUTCOMES, Run
+from secu.train.place import BEST, MODEL, OUTCOMES
+from secu.train.run import Run
 from secu.train.step import Step
 
 AS_GOOD = 0.05  # an epoch counts as good if its label-free score is within this margin of the best
@@ -101,7 +102,7 @@ class Session:
         return self.epochs_done == self.config.optim.total_epochs
 
     def begin(self, *, force: bool = False) -> None:
-        """Create or open the folder, and report the start of training."""
+        """Begin a new run or open the one to resume, and report the start of training."""
         self.run = Run.start(self.run.path, self.config, resume=self.resume, force=force)
         self.run.keep_metrics(self.epochs_done)
         self.listener.started(
@@ -159,7 +160,7 @@ class Session:
     def finish(self, test: Images | None) -> None:
         """Restore the model of the last epoch with a good label-free score, if the method has such a score."""
         self._write_best()
-        if not (self.run.path / BEST).is_file():
+        if not (self.run.folder / BEST).is_file():
             return
         load_tensors(self.method, self.run.load_model(BEST), str(self.run.path))
         self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **self.scores_on(test)}
@@ -176,11 +177,12 @@ class Session:
         self.last = Checkpoint.take(self.method, self.step, self.epochs_done, self.seconds)
 
     def save(self) -> None:
-        """Write the best model, then the last checkpoint; resuming needs both."""
+        """Write the best model, then the last checkpoint; resuming needs both. A new run replaces the old one now."""
         assert self.last is not None
         self._write_best()
         self.last.save(self.run, self.method.trained_tensors)
         self.describe()
+        self.run.put_in_place()
 
     def describe(self) -> None:
         """Write run.json, which describes the last checkpoint."""
@@ -203,7 +205,7 @@ class Session:
         }
         facts |= {"kept": self.kept} if self.kept else {}
         facts |= {"amended": self.amended} if self.amended else {}
-        write_json(self.run.path / "run.json", facts)
+        self.run.write_record(facts)
 
     def _device_name(self) -> str:
         if self.device.type == "cuda":
@@ -220,7 +222,7 @@ class Session:
             self.config = self.method.config = self.run.amend(conclusion.settings)
         if conclusion.summary or conclusion.warnings:
             outcome = {**conclusion.summary, "warnings": list(conclusion.warnings)}
-            write_json(self.run.path / OUTCOMES[0], outcome)
+            write_json(self.run.folder / OUTCOMES[0], outcome)
             for earlier in OUTCOMES[1:]:
-                (self.run.path / earlier).unlink(missing_ok=True)
+                (self.run.folder / earlier).unlink(missing_ok=True)
         return conclusion

@@ -1,0 +1,157 @@
+"""The place of a run: one process at a time writes there, and a new run appears only once it can be resumed.
+
+    RUN/.lock     held by the process that trains; the operating system frees it if that process dies
+    RUN/.next/    a new run without a checkpoint, next to the old one that it is to replace, if any
+    RUN/.ready/   a new run whose files are being moved into place
+
+Renaming ``.next`` to ``.ready`` is the moment at which the new run replaces the old one. If the process is killed
+after it, whoever opens the run next moves the remaining files.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from secu.errors import UserError
+from secu.train.files import is_temporary, read_json, remove_leftovers
+
+LOCK = ".lock"
+NEXT = ".next"
+READY = ".ready"
+LIST = "files.json"  # in .ready: the files of the new run
+PATIENCE = 10  # seconds to wait for another process that is moving files into place
+MODEL = "model.safetensors"
+BEST = "best.safetensors"
+STATE = "state.safetensors"
+OLD_STATE = "state.pt"  # up to version 0.2
+OUTCOMES = ("outcome.json", "selflabel.json")  # the second is the name used by version 0.1
+FILES = (
+    "config.yaml",
+    "run.json",
+    "images.json",
+    "metrics.jsonl",
+    MODEL,
+    BEST,
+    STATE,
+    OLD_STATE,
+    "assignments.csv",
+    "assignments.parquet",
+    "clusters.csv",
+    "skipped.csv",
+    "exemplars.png",
+    "report.html",
+    "summary.json",
+    *OUTCOMES,
+)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which is created if necessary.
+
+    What a killed process left in the folder is removed. At the end, so is a new run that has no checkpoint.
+
+    Raises:
+        UserError: Another process holds the lock, or the folder cannot be written to.
+    """
+    created = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(_in_use(path)) from None
+    except OSError as error:
+        raise UserError(f"out: cannot create {path}: {error.strerror}") from None
+    try:
+        _finish(path)
+        remove_leftovers(path)
+        yield
+    finally:
+        shutil.rmtree(path / NEXT, ignore_errors=True)
+        with suppress(OSError):
+            if created and os.listdir(path) == [LOCK]:
+                (path / LOCK).unlink()
+                path.rmdir()
+        lock.release()
+
+
+def require_unlocked(path: Path) -> None:
+    """Raise ``UserError`` if a process is writing to a run's folder."""
+    if not (path / LOCK).is_file():
+        return
+    try:
+        with _lock(path).acquire(blocking=False):
+            pass
+    except Timeout:
+        raise UserError(_in_use(path)) from None
+    except OSError:  # a folder that cannot be written to is reported by whoever writes
+        return
+
+
+def _lock(path: Path) -> FileLock:
+    return FileLock(path / LOCK)
+
+
+def _in_use(path: Path) -> str:
+    lock = path / LOCK
+    return f"out: {path} is in use by another process ({lock} is locked); wait for it, or choose another folder"
+
+
+def holds_files(path: Path) -> bool:
+    """Return whether a folder contains anything but the lock and what a killed process left."""
+    ours = {LOCK, NEXT}
+    return path.is_dir() and any(name not in ours and not is_temporary(name) for name in os.listdir(path))
+
+
+def new_folder(path: Path) -> Path:
+    """Return the empty folder in which a new run is built until it has a checkpoint."""
+    folder = path / NEXT
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+    except OSError as error:
+        raise UserError(f"out: cannot create {path}: {error.strerror}") from None
+    return folder
+
+
+def put_in_place(path: Path) -> None:
+    """Replace the run in a folder by the new one; files that do not belong to a run are kept."""
+    folder = path / NEXT
+    (folder / LIST).write_text(json.dumps([name for name in FILES if (folder / name).is_file()]), encoding="utf-8")
+    folder.rename(path / READY)
+    _finish(path)
+
+
+def finish_replacement(path: Path) -> None:
+    """Move the remaining files of a new run into place if the process that did so was killed."""
+    if not (path / READY).is_dir():
+        return
+    try:
+        with _lock(path).acquire(timeout=PATIENCE):
+            _finish(path)
+    except (OSError, Timeout) as error:
+        raise UserError(f"run: {path} is being replaced: cannot move its files into place ({error})") from None
+
+
+def _finish(path: Path) -> None:
+    """Carry out a replacement; doing so again after an interruption is harmless."""
+    ready = path / READY
+    if not ready.is_dir():
+        return
+    if (ready / LIST).is_file():  # removed once all is done
+        names = read_json(ready / LIST, list)
+        for name in FILES:
+            if name not in names:
+                (path / name).unlink(missing_ok=True)
+            elif (ready / name).is_file():
+                (ready / name).replace(path / name)
+        (ready / LIST).unlink()
+    shutil.rmtree(ready)
