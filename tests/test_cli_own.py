@@ -20,6 +20,7 @@ from PIL import Image
 
 from own_images import digits, rows_of, tree, write_folder, write_manifest
 from secu import cli
+from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
 
 COMMANDS = ["fit", "predict", "sort", "export", "report"]
@@ -428,10 +429,10 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     assert list((tmp_path / "data" / "images").iterdir()) == []
 
     process = start(*settings, "--out", "run", "--resume", cwd=tmp_path)
-    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics = tmp_path / "run" / NEXT / "metrics.jsonl"
     wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
     assert_one_line(interrupt(process), "with --resume", code=130)
-    left = {path.name for path in (tmp_path / "run").iterdir()}
+    left = {path.name for path in (tmp_path / "run").iterdir()} - {LOCK}
     assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.safetensors"}
 
     monkeypatch.chdir(tmp_path)

@@ -36,6 +36,7 @@ from secu.errors import UserError
 from secu.results.tables import read_assignments
 from secu.train.listener import Listener
 from secu.train.run import Run
+from small_runs import new_run
 
 DIGITS = load_digits()
 X = (DIGITS.images[:60] * 15).astype(np.uint8)
@@ -469,7 +470,7 @@ def test_what_cannot_be_loaded(fitted, tmp_path):
             SeCu.load(tmp_path / "bad")
     unknown = fitted.config_.model_copy(update={"data": fitted.config_.data.model_copy(update={"image_size": None})})
     fitted.save(tmp_path / "unknown")
-    Run(tmp_path / "unknown").create(tmp_path / "other", unknown)
+    new_run(tmp_path / "other", unknown)
     for name in ("run.json", "metrics.jsonl", "model.safetensors", "assignments.csv", "clusters.csv"):
         shutil.copy(tmp_path / "unknown" / name, tmp_path / "other")
     with pytest.raises(UserError, match=r"data\.image_size: must be a number of pixels"):

@@ -471,7 +471,7 @@ def test_a_changed_image_is_decoded_again_and_the_run_is_not_resumed_over_it(pic
     folder = few(pictures, tmp_path / "p", 40)
     request = request_of(folder, cache=tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
-        fit_now(request, tmp_path / "run", listener=Interrupt(1))
+        fit_now(request, tmp_path / "run", listener=Interrupt(5))
     changed = sorted(folder.iterdir())[0]
     Image.new("L", (8, 8), 255).save(changed)
     os.utime(changed, (1, 1))
@@ -493,7 +493,7 @@ def test_images_that_vanished_are_missed_when_resuming(pictures, tmp_path):
     folder = few(pictures, tmp_path / "p", 40)
     request = request_of(folder, cache=tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
-        fit_now(request, tmp_path / "run", listener=Interrupt(1))
+        fit_now(request, tmp_path / "run", listener=Interrupt(5))
     for name in sorted(folder.iterdir())[:5]:
         name.unlink()
     (folder / "x.png").write_bytes(sorted(folder.iterdir())[0].read_bytes())
@@ -508,7 +508,7 @@ def test_copied_images_are_the_same(pictures, tmp_path):
     folder = few(pictures, tmp_path / "p", 40)
     request = request_of(folder, cache=tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
-        fit_now(request, tmp_path / "run", listener=Interrupt(1))
+        fit_now(request, tmp_path / "run", listener=Interrupt(5))
     for name in folder.iterdir():
         os.utime(name, (1, 1))
     assert fit_now(request, tmp_path / "run", resume=True, report=False).results is not None

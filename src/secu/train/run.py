@@ -41,6 +41,7 @@ from secu.train.place import (
     STATE,
     finish_replacement,
     holds_files,
+    is_marked,
     new_folder,
     put_in_place,
     require_unlocked,
@@ -163,10 +164,12 @@ class Run:
 
     @classmethod
     def _is_run(cls, path: Path) -> bool:
-        """Return whether a folder has our mark, the version in run.json; a file named config.yaml proves nothing."""
+        """Return whether a folder has our mark: a lock, or in earlier versions only the version in run.json."""
+        if is_marked(path):
+            return True
         try:
             return "secu" in cls.open(path).record().get("versions", {})
-        except UserError:
+        except UserError:  # a file named config.yaml proves nothing
             return False
 
     def config(self) -> Config:
