@@ -98,6 +98,9 @@ def _facts(run: Run) -> dict[str, str]:
     record = run.record()
     if not record:
         raise UserError(f"run: {run.path} has no run.json; was it stopped early?")
+    for key in ("device", "engine", "versions", "seed"):
+        if key not in record:
+            raise UserError(f"run: {run.path / 'run.json'} is damaged: it has no {key}")
     facts = {
         "device": record["device"],
         "engine": record["engine"],
