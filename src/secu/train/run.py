@@ -48,6 +48,7 @@ from secu.train.place import (
 )
 from secu.train.records import read_known, read_metrics, read_outcome, read_record
 from secu.train.tensors import read_old_state, read_state, read_tensors, write_state, write_tensors
+from secu.yamls import read_yaml
 
 ATTEMPTS = 3  # a model and run.json may be replaced between reading one and the other
 
@@ -175,10 +176,7 @@ class Run:
     def config(self) -> Config:
         """Return the settings of the run."""
         path = self.folder / "config.yaml"
-        try:
-            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            raise UserError(f"run: {path} is not valid YAML") from None
+        settings = read_yaml(path, "run")
         if not isinstance(settings, dict):
             raise UserError(f"run: {path} does not contain a config")
         return resolve(settings)
