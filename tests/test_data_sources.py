@@ -496,7 +496,8 @@ def test_nothing_is_unpickled(tmp_path, kind):
         with pytest.raises(UserError, match=r"labels: .* has no 'y'; it has no labels at all"):
             open_source(path, labels="y")
     else:
-        with pytest.raises(UserError, match=r"it contains pickled Python objects, which are never loaded"):
+        reason = "magic string" if kind == "pickle" else "it contains pickled Python objects, which are never loaded"
+        with pytest.raises(UserError, match=reason):
             open_source(path)
     assert not Trap.place.exists()
 

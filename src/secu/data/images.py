@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import BadImage
+from secu.data.rows import FileRows
 from secu.data.source import Shape, Skipped, Source
 from secu.data.stream import decode_now, decoded
 from secu.errors import UserError
@@ -30,7 +31,7 @@ class Images:
     """Inputs of a model, by index; row ``i`` of every attribute refers to the same image.
 
     Attributes:
-        tensor: All inputs (N, …), in memory or memory-mapped; None if they are decoded on demand.
+        tensor: All inputs (N, …); None if they do not fit into memory, or are decoded on demand.
         targets: True labels, int64 (N,), -1 where unknown; None if there are none.
         class_names: The name of each target.
         ids: The name of each image; by default its index.
@@ -41,6 +42,7 @@ class Images:
         numbers: The index of each image in the source.
         values: How the source's values are interpreted.
         shape: Shape of one input: channels, height and width of images, or (D,) of features.
+        rows: All inputs in a cache file, if they do not fit into memory.
         checksums: A checksum of the pixels of each image, if the inputs are not pixels.
     """
 
@@ -56,6 +58,7 @@ class Images:
     numbers: Sequence[int] = ()
     values: str | None = None
     shape: Shape = (0, 0, 0)  # set from the tensor, if there is one
+    rows: FileRows | None = None
     checksums: NDArray[np.uint32] | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +92,8 @@ class Images:
             return self.tensor[index]
         import torch
 
+        if self.rows is not None:
+            return torch.from_numpy(self.rows[index.numpy()])
         assert self.source is not None
         numbers = [self.numbers[i] for i in index.tolist()]
         return torch.from_numpy(decode_now(self.source, numbers, self.shape, self.values))
@@ -152,6 +157,7 @@ class Images:
         return replace(
             self,
             tensor=None if self.tensor is None else self.tensor[rows],
+            rows=None if self.rows is None else self.rows.select(rows),
             targets=targets,
             class_names=names,
             ids=tuple(self.ids[i] for i in rows),

@@ -25,6 +25,7 @@ from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.cache import Stored, cannot_write, state_of
 from secu.data.decode import Raw, decode, quiet
 from secu.data.loading import combine, require_few_bad
+from secu.data.rows import FileRows
 from secu.data.stream import cores, read_raw, unreadable
 from secu.errors import UserError
 from secu.nets.front import Front
@@ -199,7 +200,7 @@ def _cached(work: Embedding, folder: Path) -> Rows:
                 with open(part, "ab") as file:
                     _complete(file, work, kind.itemsize)
                 part.replace(path)
-        return np.fromfile(path, kind)
+        return FileRows(path, kind, (len(work.source),), what="cache").in_memory()
     except OSError as error:
         raise UserError(cannot_write(path, error, size, "features")) from None
 
