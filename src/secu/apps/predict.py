@@ -56,7 +56,7 @@ class Stream:
     """Streams the images of a source through a run's model."""
 
     def __init__(self, run: Run, source: Source, device: torch.device, listener: Listener) -> None:
-        self.source = source
+        self.source = source.limited(run.config().data.max_pixels)
         self.device = device
         self.listener = listener
         data = run.config().data

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage
+from secu.data.decode import MAX_PIXELS, BadImage
 from secu.data.rows import FileRows, fits_in_memory
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded
@@ -56,7 +56,8 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
 
 def state_of(source: Source) -> str:
     """Return the cache key of a source's current state; its first part is common to all states of the source."""
-    return f"{_key(source)}-{source.fingerprint[:32]}"
+    limit = "" if source.max_pixels == MAX_PIXELS else f"-{source.max_pixels}px"  # other images may be left out
+    return f"{_key(source)}-{source.fingerprint[:32]}{limit}"
 
 
 def _key(source: Source) -> str:

@@ -4,8 +4,8 @@ The rules, in order:
 
 - Formats are JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, and AVIF if pillow supports it. They are recognized by content, not
   by file name. If there are several frames or pages, the first one is used.
-- An image with more than ``MAX_PIXELS`` is rejected before it is decoded, except that a JPEG is decoded at a half, a
-  quarter or an eighth of its size if that is sufficient.
+- An image with more than ``data.max_pixels`` is rejected before it is decoded. A JPEG that is not progressive may have
+  eight times as many, because it is decoded at a half, a quarter or an eighth of its size if that is sufficient.
 - 16 bits per channel are reduced to 8 by dropping the lower 8, so that images of one set stay comparable. If ``values``
   states that files use only 10, 12 or 14 bits, the lower 2, 4 or 6 are dropped.
 - 32-bit integers and floats are interpreted by their range: 0 to 1 (floats), 0 to 255 or 0 to 65,535; anything else is
@@ -34,7 +34,8 @@ from secu.data.text import one_line
 from secu.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")  # no others: some run external programs (EPS)
-MAX_PIXELS = 178_956_970  # pillow's own limit; 0.7 GB as RGB
+MAX_PIXELS = 100_000_000  # default of data.max_pixels; decoding takes up to 16 bytes per pixel (WebP), so 1.6 GB
+JPEG_FACTOR = 8  # a JPEG may have this many times as many pixels
 MAX_BYTES = 2 << 30  # maximum file size: pillow reads some formats entirely into memory
 LARGE = 25_000_000  # pixels; larger images are decoded one at a time, regardless of the number of threads
 # Ranges of 16-bit files, by their name in data.values → the value that becomes white.
@@ -90,7 +91,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDArray[np.uint8]:
+def decode(
+    raw: Raw, size: int, channels: int, values: str | None = None, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
     """Return an image as (channels, size, size), with its shorter side scaled to ``size`` and center-cropped.
 
     Args:
@@ -98,6 +101,7 @@ def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDA
         size: Side of the square.
         channels: 1 for gray, 3 for color.
         values: Range of 16-bit files, a key of ``DEEP``; any other value means all 16 bits.
+        max_pixels: Number of pixels above which a file is rejected.
 
     Raises:
         BadImage: The image cannot be read.
@@ -105,12 +109,8 @@ def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDA
     if isinstance(raw, np.ndarray):
         return _as_array(_square(Image.fromarray(raw), size), channels)
     with as_bad_image(), opened(raw) as image:
-        if image.format in ("JPEG", "MPO"):
-            _draft(image, size, channels)
-        pixels = image.width * image.height
-        if pixels > MAX_PIXELS:
-            raise BadImage(_too_large(image))
-        with _one_large if pixels > LARGE else nullcontext():
+        _draft(image, size, channels, max_pixels)
+        with _one_large if image.width * image.height > LARGE else nullcontext():
             image.load()
             square = _square(_plain(image), size)
             if square.mode in ("I", "F"):
@@ -161,16 +161,26 @@ def _identify(file: IO[bytes], prefix: bytes) -> ImageFile.ImageFile:
     raise BadImage(damage)
 
 
-def _draft(image: ImageFile.ImageFile, size: int, channels: int) -> None:
-    """Decode a JPEG at a half, a quarter or an eighth, never below ``size``, and without color if it is not needed."""
-    if image.info.get("progressive") and image.width * image.height > MAX_PIXELS:
-        raise BadImage(_too_large(image))  # all its coefficients would be in memory at once
-    image.draft("L" if channels == 1 else None, (size, size))
+def _draft(image: ImageFile.ImageFile, size: int, channels: int, max_pixels: int) -> None:
+    """Prepare a JPEG to be decoded at a half, a quarter or an eighth, never below ``size``; reject what is too large.
+
+    Color is left out if it is not needed. All coefficients of a progressive JPEG are in memory at once, so its own size
+    counts.
+    """
+    jpeg = image.format in ("JPEG", "MPO")
+    factor = JPEG_FACTOR if jpeg and not image.info.get("progressive") else 1
+    _require_size(image, max_pixels, factor)
+    if jpeg:
+        image.draft("L" if channels == 1 else None, (size, size))
+        _require_size(image, max_pixels, 1)
 
 
-def _too_large(image: Image.Image) -> str:
-    millions = image.width * image.height / 1e6
-    return f"{image.width} x {image.height} are {millions:,.0f} million pixels; the limit is {MAX_PIXELS / 1e6:.0f}"
+def _require_size(image: Image.Image, max_pixels: int, factor: int) -> None:
+    pixels = image.width * image.height
+    limit = factor * max_pixels
+    if pixels > limit:
+        setting = "data.max_pixels" if factor == 1 else f"{factor} times data.max_pixels"
+        raise BadImage(f"{image.width} x {image.height} are {pixels:,} pixels; the limit is {limit:,} ({setting})")
 
 
 def _plain(image: Image.Image) -> Image.Image:
@@ -185,8 +195,10 @@ def _plain(image: Image.Image) -> Image.Image:
     if is_16_bit(image):
         return image.convert("I")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        return image.convert("RGBA")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+        mode = "RGBA"
+    else:
+        mode = "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == mode else image.convert(mode)  # no second copy of a large image
 
 
 def _to_8_bits(square: Image.Image, image: Image.Image, values: str | None) -> Image.Image:

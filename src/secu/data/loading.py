@@ -48,6 +48,7 @@ def load(
     if split is None and splits_of(data.source):
         split = data.train
     source = open_source(data.source, data.labels, split, root=root)
+    source = source.limited(data.max_pixels)
     return load_images(source, shape_of(data), values=data.values, cache=cache, allow_bad=allow_bad, progress=progress)
 
 

@@ -47,7 +47,9 @@ def decoded(
                 if len(waiting) >= AHEAD * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
-                waiting.append((i, pool.submit(_outcome, read_raw(source, i, values), shape, values)))
+                waiting.append(
+                    (i, pool.submit(_outcome, read_raw(source, i, values), shape, values, source.max_pixels))
+                )
             while waiting:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -118,10 +120,10 @@ def read_raw(source: Source, i: int, values: str | None) -> Raw | BadImage:
         return bad
 
 
-def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None) -> Outcome:
+def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None, max_pixels: int) -> Outcome:
     channels, size, _ = shape
     try:
-        return raw if isinstance(raw, BadImage) else decode(raw, size, channels, values)
+        return raw if isinstance(raw, BadImage) else decode(raw, size, channels, values, max_pixels)
     except BadImage as bad:
         return bad
 

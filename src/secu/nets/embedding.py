@@ -142,7 +142,7 @@ class Embedding:
         for number, raw in enumerate(raws):
             with suppress(BadImage):
                 if not isinstance(raw, BadImage):
-                    found[number] = decode(raw, size, channels, self.values)
+                    found[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
         if found:
             pixels = torch.from_numpy(np.stack(list(found.values())))
             features = self.front(pixels.to(self.front.mean.device)).clamp(-LARGEST, LARGEST)
