@@ -350,9 +350,9 @@ def test_principal_components_keep_distances(results):
 class Noise(Images):
     """Photos of pure noise, the worst case for JPEG, made when they are shown."""
 
-    def pictures(self, index, side):
-        draw = torch.Generator().manual_seed(int(index[0]))
-        return torch.randint(0, 256, (len(index), *self.shape), dtype=torch.uint8, generator=draw)
+    def iter_pictures(self, sides):
+        draw = np.random.default_rng(0)
+        return ((i, draw.integers(0, 256, self.shape, np.uint8)) for i in sides)
 
 
 def make_noise(ids, side):

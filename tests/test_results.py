@@ -39,9 +39,9 @@ class Counting(Images):
 
     decoded: Counter = field(default_factory=Counter, kw_only=True)
 
-    def pictures(self, index, side):
-        self.decoded.update((i, side) for i in index.tolist())
-        return self.fetch(index)
+    def iter_pictures(self, sides):
+        self.decoded.update(sides.items())
+        return super().iter_pictures(sides)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ torch is imported only where a tensor is created, since ``secu data`` and ``secu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
@@ -24,6 +24,8 @@ from secu.errors import UserError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+CHUNK = 128  # pictures at hand that are fetched at a time, to limit memory for large ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,28 +101,58 @@ class Images:
         return torch.from_numpy(decode_now(self.source, numbers, self.shape, self.values))
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
-        """Return images for display, uint8 (B, C, S, S), where S is at most ``side`` but at least the stored size.
+        """Return images for display, uint8 (B, C, S, S): see ``iter_pictures``."""
+        import torch
+
+        found = dict(self.iter_pictures(dict.fromkeys(index.tolist(), side)))
+        return torch.from_numpy(np.stack([found[i] for i in index.tolist()]))
+
+    def iter_pictures(self, sides: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield images for display, each at its own size; the source is read only once, in its fastest order.
 
         If the originals are larger than the model's inputs, or the inputs are not pixels, they are decoded again;
         missing ones are upscaled, or white.
+
+        Args:
+            sides: The side of each picture by the index of its image.
+
+        Yields:
+            The index of an image, and uint8 (C, S, S), where S is at most its side but at least the stored size.
         """
         import torch
 
         stored = self.shape[-1] if len(self.shape) == 3 else 0
-        if stored and (self.source is None or min(side, self._original_side) <= stored):
-            return self.fetch(index)
+        order = sorted(sides, key=self.position)
+        sides = {i: min(sides[i], self._original_side) if self.source else 0 for i in order}
+        at_hand = [i for i, side in sides.items() if stored and side <= stored]
+        for first in range(0, len(at_hand), CHUNK):
+            part = at_hand[first : first + CHUNK]
+            yield from zip(part, self.fetch(torch.tensor(part)).numpy(), strict=True)
+        again = {i: side or 1 for i, side in sides.items() if not stored or side > stored}
+        if again:
+            yield from self._decoded_again(again, stored)
+
+    def _decoded_again(self, sides: Mapping[int, int], stored: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield images from their originals, if possible."""
+        import torch
+
         if self.source is None:
-            return torch.full((len(index), 1, 1, 1), 255, dtype=torch.uint8)
-        side = min(side, self._original_side) or 1
+            yield from ((i, np.full((1, 1, 1), 255, np.uint8)) for i in sides)
+            return
         channels = self.shape[0] if stored else self.source.probe().channels or 1  # 0: there are no pictures
-        numbers = [self.numbers[i] for i in index.tolist()]
-        with closing(decoded(self.source, (channels, side, side), self.values, only=numbers)) as outcomes:
-            found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
-        for row, number in enumerate(numbers):
-            if number not in found and stored:
-                found[number] = _enlarged(self.fetch(index[row : row + 1])[0].numpy(), side)
-        white = np.full((channels, side, side), 255, np.uint8)
-        return torch.from_numpy(np.stack([found.get(number, white) for number in numbers]))
+        wanted: dict[int, list[int]] = {}  # number in the source → indices: a selection may repeat an image
+        for i in sides:
+            wanted.setdefault(self.numbers[i], []).append(i)
+        shapes = {number: (channels, sides[same[0]], sides[same[0]]) for number, same in wanted.items()}
+        with closing(decoded(self.source, shapes, self.values)) as outcomes:
+            for number, outcome in outcomes:
+                for i in wanted[number]:
+                    if not isinstance(outcome, BadImage):
+                        yield i, outcome
+                    elif stored:
+                        yield i, _enlarged(self.fetch(torch.tensor([i]))[0].numpy(), sides[i])
+                    else:
+                        yield i, np.full((channels, sides[i], sides[i]), 255, np.uint8)
 
     @cached_property
     def _original_side(self) -> int:

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import cache
@@ -24,13 +24,12 @@ AT_ONCE = 128  # images per decoded batch; small enough for smooth progress on l
 
 def decoded(
     source: Source,
-    shape: Shape,
+    shape: Shape | Mapping[int, Shape],
     values: str | None = None,
     *,
-    only: Collection[int] | None = None,
     workers: int | None = None,
 ) -> Generator[tuple[int, Outcome]]:
-    """Decode all images, or ``only`` some, in threads (pillow releases the GIL), in ``source.order``.
+    """Decode all images in threads (pillow releases the GIL), in ``source.order``; or some, each to its own shape.
 
     Images are read sequentially in the calling thread, as archives require; memory use does not depend on their number.
     Close the iterator (``contextlib.closing``) when leaving it early.
@@ -43,13 +42,13 @@ def decoded(
     pool = ThreadPoolExecutor(workers)
     try:
         with quiet():
-            for i in source.order if only is None else sorted(set(only), key=source.position):
+            for i in sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order:
                 if len(waiting) >= AHEAD * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
-                waiting.append(
-                    (i, pool.submit(_outcome, read_raw(source, i, values), shape, values, source.max_pixels))
-                )
+                own = shape[i] if isinstance(shape, Mapping) else shape
+                raw = read_raw(source, i, values)
+                waiting.append((i, pool.submit(_outcome, raw, own, values, source.max_pixels)))
             while waiting:
                 first, future = waiting.popleft()
                 yield first, future.result()

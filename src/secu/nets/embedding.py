@@ -168,7 +168,8 @@ def _stored(work: Embedding, rows: Rows, *, strict: bool) -> Stored:
     ordered = np.empty_like(rows)
     ordered[list(work.source.order)] = rows
     bad: dict[int, str] = {}
-    for i in np.flatnonzero(np.isnan(ordered["features"]).all(1)).tolist():
+    missing = np.flatnonzero(np.isnan(ordered["features"]).all(1)).tolist()
+    for i in sorted(missing, key=work.source.position):  # a .tar.gz can only be read forward
         try:
             work.source.decode(i, work.shape[1], work.shape[0], work.values)
         except BadImage as error:
