@@ -44,7 +44,7 @@ def parse_yaml(text: str, name: str) -> Any:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-13-45, !!int x
         raise UserError(f"{name} is not valid YAML: {shortened(' '.join(str(error).split()))}") from None
-    except (AttributeError, KeyError, TypeError):  # !!timestamp x, !!bool x
+    except (AttributeError, LookupError, TypeError):  # !!timestamp x, !!bool x, !!int without a number
         raise UserError(f"{name} is not valid YAML: a value does not have the type that is stated for it") from None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import BadImage, Raw
+from secu.data.manifest import read_parquet
 from secu.data.probe import Probe
 from secu.data.rows import FileRows, fits_in_memory, open_npy
 from secu.data.source import Shape, Source, file_stamp
@@ -155,11 +156,8 @@ def vector_column(schema: Any) -> str | None:
 
 def _read_parquet(path: str) -> tuple[NDArray[Any], dict[str, list[Any]]]:
     """Return the vectors in a Parquet file, and its other columns."""
-    import pyarrow.parquet as parquet
-
     try:
-        with parquet.ParquetFile(path) as file:
-            table = file.read()
+        table = read_parquet(path)
         name = vector_column(table.schema)
         assert name is not None
         column = table.column(name).combine_chunks()
