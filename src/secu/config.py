@@ -37,7 +37,7 @@ class DataConfig(Model):
     image_size: int | None = Field(None, ge=1, le=WIDEST)  # side that images are decoded to; None: as stored
     channels: Literal[1, 3] | None = None  # decode to gray or to color; None: as stored
     values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d{1,9}$")  # range of an array or of 16-bit files
-    max_pixels: int = Field(100_000_000, ge=1, le=MOST)  # larger images are skipped; a plain JPEG may have 8 times as many
+    max_pixels: int = Field(100_000_000, ge=1, le=MOST)  # larger images are skipped; a JPEG may have 8 times as many
     features: int | None = Field(None, ge=1, le=WIDEST)  # length of feature vectors as inputs; None: pixels
     mean: Channels = (0.5,)  # mean per channel, for pixel values between 0 and 1
     std: Channels = (0.25,)  # standard deviation per channel
