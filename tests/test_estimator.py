@@ -33,7 +33,7 @@ from secu.cluster.metrics import accuracy
 from secu.config import Config
 from secu.data import load_images, open_images
 from secu.errors import UserError
-from secu.results.tables import read_assignments
+from secu.results.reading import read_assignments
 from secu.train.listener import Listener
 from secu.train.run import Run
 from small_runs import new_run

@@ -15,7 +15,7 @@ from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
 from secu.apps import predict
-from secu.apps.predict import predict_source, read_limits
+from secu.apps.predict import limits_of, predict_source
 from secu.data import ArraySource, open_source, stream
 from secu.errors import UserError
 from secu.settings import merge
@@ -105,7 +105,7 @@ def test_a_color_model_takes_gray_images(tmp_path):
 
 def test_strange_images_are_outliers(run, tmp_path):
     """The limits of the run's own images judge new ones."""
-    limits = read_limits(run)
+    limits = limits_of(run)
     assert limits.shape == (3,)
     found, _ = predicted(run, ArraySource("x", np.tile(np.eye(8, dtype=np.uint8) * 255, (5, 1, 1))), tmp_path / "p.csv")
     for row in found:
@@ -116,7 +116,7 @@ def test_twins_of_the_images_of_training_are_no_outliers(tmp_path, monkeypatch):
     """Their limit is their own cosine, which is rounded in clusters.csv and differs by a bit in another batch."""
     np.save(tmp_path / "twins.npy", np.repeat(digits(1)[0], 20, 0))
     twins = fitted(tmp_path, tmp_path / "twins.npy", 2)
-    limits = read_limits(twins)
+    limits = limits_of(twins)
     for batch in (1, 3, 64):
         monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * batch)
         found, _ = predicted(twins, tmp_path / "twins.npy", tmp_path / "p.csv")

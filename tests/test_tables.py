@@ -11,7 +11,8 @@ import torch
 
 from secu.errors import UserError
 from secu.methods.predictor import Predictions
-from secu.results.tables import OURS, CsvWriter, format_of, make_table, read_assignments, table_writer
+from secu.results.reading import read_assignments
+from secu.results.tables import OURS, CsvWriter, format_of, make_table, table_writer
 
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
 
@@ -22,7 +23,7 @@ def predictions(count=3):
 
 
 def table(columns=None, labels=None, ids=("a", "b", "c")):
-    return make_table(ids, predictions(len(ids)), torch.tensor([False, True, False][: len(ids)]), columns or {}, labels)
+    return make_table(ids, predictions(len(ids)), torch.arange(len(ids)) == 1, columns or {}, labels)
 
 
 def rows(*arguments, **options):
@@ -76,8 +77,8 @@ def test_carried_columns_never_hide_ours_or_each_other():
 
 
 def test_a_name_with_a_newline_or_foreign_bytes_is_one_line():
-    found = rows(ids=("a\nb", "\udce4", "<b>ü,\"'"))
-    assert [row["id"] for row in found] == ["a\\nb", "\\xe4", "<b>ü,\"'"]
+    found = rows(ids=("a\nb", "\udce4", "<b>ü,\"'", "\\xe4"))
+    assert [row["id"] for row in found] == ["a\\x0ab", "\\xe4", "<b>ü,\"'", "\\x5cxe4"]
 
 
 # Formats
@@ -101,11 +102,58 @@ def test_whatever_the_columns_hold_can_be_written_and_read_back(tmp_path, kind):
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     else:
         found = pq.read_table(path).to_pylist()
-    assert list(found[0]) == [*COLUMNS, "label", "text", "latin-1 st\\udce4dte", "bytes", "mixed"]
+    assert list(found[0]) == [*COLUMNS, "label", "text", "latin-1 st\\xe4dte", "bytes", "mixed"]
     assert [row["text"] for row in found] == HOSTILE["text"]
-    assert found[0]["latin-1 st\\udce4dte"] == "K\\udcf6ln"
+    assert found[0]["latin-1 st\\xe4dte"] == "K\\xf6ln"
     assert [row["bytes"] for row in found] == ["cat", "\\xff", ""]
-    assert found[0]["label"] == "\\udcff"
+    assert found[0]["label"] == "\\xff"
+
+
+FORMULAS = ["=1+1", "'=x", "-2", "@a", "\tb", "+c", "\rd", "plain"]
+
+
+def formulas():
+    return table({"=column": FORMULAS, "-1": ["x"] * 8}, labels=["=cmd()"] * 8, ids=FORMULAS)
+
+
+def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay_numbers(tmp_path):
+    content = formulas()
+    content["cosine"] = [-0.25] * 8
+    path = write(tmp_path / "t.csv", "csv", content)
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
+    assert header[len(COLUMNS) :] == ["label", "'=column", "-1"]
+    for cell in (cell for line in [header, *lines] for cell in line):
+        assert cell[:1] not in tuple("=+@\t\r")
+        assert not cell.startswith("-") or float(cell) < 0
+    assert {line[header.index("cosine")] for line in lines} == {"-0.25"}
+    assert read_assignments(path) == content | {"id": FORMULAS}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_formulas_stay_exact_in_formats_that_no_spreadsheet_evaluates(tmp_path, kind):
+    path = write(tmp_path / f"t.{kind}", kind, formulas())
+    if kind == "jsonl":
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    else:
+        found = pq.read_table(path).to_pylist()
+    assert [row["=column"] for row in found] == FORMULAS
+    assert found[0]["id"] == "=1+1"
+
+
+def test_raw_csv_has_formulas_as_they_are(tmp_path):
+    path = tmp_path / "t.csv"
+    with table_writer(path, "csv", raw=True) as writer:
+        writer.write(formulas())
+    assert [row["=column"] for row in read_csv(path)] == FORMULAS
+
+
+def test_names_that_look_alike_stay_apart_in_every_text_column(tmp_path):
+    alike = ["\udcff", "\\xff", "a\nb", "a\\x0ab"]
+    content = table({"note": alike}, labels=alike, ids=alike)
+    assert len(set(content["id"])) == len(set(content["note"])) == len(set(content["label"])) == 4
+    found = read_assignments(write(tmp_path / "t.csv", "csv", content))
+    assert found["id"] == found["note"] == found["label"] == alike
 
 
 def test_csv_and_parquet_have_the_same_content(tmp_path):
@@ -215,8 +263,8 @@ HEADER = ",".join(COLUMNS)
         ("id,cluster\na,0\n", "it has no column 'confidence'"),
         (f"{HEADER}\na,0,0.9\n", "line 2 has 3 values for 7 columns"),
         (f"{HEADER}\na,0,0.9,1,0.0,0.8,False,9\n", "line 2 has 8 values for 7 columns"),
-        (f"{HEADER}\na,x,0.9,1,0.0,0.8,False\n", "column 'cluster': invalid literal"),
-        (f"{HEADER}\na,0,high,1,0.0,0.8,False\n", "column 'confidence': could not convert"),
+        (f"{HEADER}\na,x,0.9,1,0.0,0.8,False\n", "column 'cluster': 'x' is not a cluster number"),
+        (f"{HEADER}\na,0,high,1,0.0,0.8,False\n", "column 'confidence': 'high' is not a number"),
         (f"{HEADER}\na,0,0.9,1,0.0,0.8,no\n", "column 'outlier': 'no' is neither True nor False"),
         (f'{HEADER}\n"a"b,0,0.9,1,0.0,0.8,no\n', "expected after"),
         (b"\xff\xfe", "codec can't decode"),

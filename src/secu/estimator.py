@@ -31,7 +31,7 @@ from secu.data import ArraySource, Images, Source, open_images, printable, shape
 from secu.errors import UserError
 from secu.methods.predictor import Predictions, Predictor
 from secu.results.health import warnings_of
-from secu.results.tables import read_assignments
+from secu.results.reading import read_assignments
 from secu.settings import flatten, merge
 from secu.train.checkpoint import method_of
 from secu.train.device import choose_device
@@ -268,7 +268,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             raise UserError(f"run: no {error.filename}; was it stopped early?") from None
         except (ValueError, AttributeError, TypeError):
             raise UserError(f"run: run.json in {run.path} was not written by secu") from None
-        table = read_assignments(files["assignments.csv"])
+        table = read_assignments(files["assignments.csv"], config.clusters)
         columns = ("cluster", "confidence", "second", "second_confidence", "cosine")
         found = Predictions(**{name: torch.tensor(table[name]) for name in columns})
         self._note = note

@@ -1,6 +1,5 @@
 """Predictions for new images, streamed to a table; memory use does not depend on the number of images."""
 
-import csv
 import math
 import sys
 from collections import deque
@@ -15,6 +14,7 @@ from torch import Tensor
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.errors import UserError
 from secu.methods.predictor import Predictions, best_two
+from secu.results.reading import read_limits
 from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
@@ -29,9 +29,24 @@ Batch = tuple[list[int], Tensor]  # indices of images in their source, and their
 
 
 def predict_source(
-    run: Run, source: Source, output: str, device: str = "auto", listener: Listener | None = None
+    run: Run,
+    source: Source,
+    output: str,
+    device: str = "auto",
+    listener: Listener | None = None,
+    *,
+    raw: bool = False,
 ) -> list[Skipped]:
-    """Write a run's predictions for all images of a source; return id and reason of images that were skipped."""
+    """Write a run's predictions for all images of a source; return id and reason of images that were skipped.
+
+    Args:
+        run: A run.
+        source: The images.
+        output: A .csv, .jsonl or .parquet file; ``-`` prints CSV.
+        device: auto, cuda, mps or cpu.
+        listener: Receives progress.
+        raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
+    """
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
@@ -40,15 +55,15 @@ def predict_source(
     source.require_images()
     stream = Stream(run, source, choose_device(device), listener or Listener())
     if output == "-":
-        stream.write(CsvWriter(sys.stdout))
+        stream.write(CsvWriter(sys.stdout, raw=raw))
         sys.stdout.flush()  # flush here, so that a closed pipe is reported by this command
     else:
-        write_atomically(Path(output), lambda path: _to_file(stream, path, kind))
+        write_atomically(Path(output), lambda path: _to_file(stream, path, kind, raw=raw))
     return [*stream.skipped, *source.repeated]
 
 
-def _to_file(stream: "Stream", path: Path, kind: str) -> None:
-    with table_writer(path, kind) as writer:
+def _to_file(stream: "Stream", path: Path, kind: str, *, raw: bool) -> None:
+    with table_writer(path, kind, raw=raw) as writer:
         stream.write(writer)
 
 
@@ -68,7 +83,7 @@ class Stream:
         self.predictor = load_predictor(run, device)
         if self.predictor.front is not None and len(self.shape) == 3:
             self.predictor.front.load()  # raises here if its weights are missing
-        self.limits = read_limits(run)
+        self.limits = limits_of(run)
         self.skipped = list(source.skipped)
 
     def write(self, writer: Writer) -> None:
@@ -134,16 +149,9 @@ def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
         thread.shutdown()
 
 
-def read_limits(run: Run) -> Tensor:
+def limits_of(run: Run) -> Tensor:
     """Return each cluster's outlier threshold, a cosine, as determined on the run's own images (K,)."""
     try:
-        with (run.path / "clusters.csv").open(newline="", encoding="utf-8") as file:
-            limits = torch.tensor([float(row["outlier_below"]) for row in csv.DictReader(file)])
-    except OSError:
+        return torch.tensor(read_limits(run.path / "clusters.csv", run.config().clusters))
+    except FileNotFoundError:
         raise UserError(f"run: {run.path} has no clusters.csv; {run.unfinished() or 'was it stopped early?'}") from None
-    except (KeyError, TypeError, ValueError):
-        limits = torch.empty(0)
-    clusters = run.config().clusters
-    if len(limits) != clusters:
-        raise UserError(f"run: {run.path / 'clusters.csv'} does not contain outlier_below for {clusters} clusters")
-    return limits

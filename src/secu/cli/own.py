@@ -122,7 +122,8 @@ def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug
     with ConsoleListener(errors) as listener:
         images = images_of(folder, listener, root=data, device=device)
     predictor = load_predictor(folder, choose_device(device))
-    console.print(str(write_report(folder, find_results(folder, predictor, images))), soft_wrap=True)
+    path = write_report(folder, find_results(folder, predictor, images))
+    console.print(str(path), soft_wrap=True)
     warn_if_unfinished(folder)
 
 
@@ -153,6 +154,9 @@ def predict(
     run: RunFolder,
     source: SourceArgument,
     output: Annotated[str, typer.Option("--output", "-o", help=".csv, .jsonl or .parquet; - prints CSV.")] = "-",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="CSV for programs: without ' before text that a spreadsheet would evaluate.")
+    ] = False,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -164,10 +168,10 @@ def predict(
     from secu.train.run import Run
 
     folder = Run.open(run)
-    with ConsoleListener(errors) as shown:
+    with ConsoleListener(errors) as progress:
         quiet = output == "-" or not errors.is_terminal  # no progress bar in a table or a log
         opened = open_source(source)
-        skipped = predict_source(folder, opened, output, device, Listener() if quiet else shown)
+        skipped = predict_source(folder, opened, output, device, Listener() if quiet else progress, raw=raw)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
     if skipped:

@@ -104,7 +104,7 @@ def read_parquet(name: str) -> Any:
     import pyarrow.parquet as parquet
 
     size = os.path.getsize(name)
-    with parquet.ParquetFile(name) as file:
+    with open(name, "rb") as content, parquet.ParquetFile(content) as file:  # pyarrow needs paths to be UTF-8
         batches = []
         unpacked = 0
         for batch in file.iter_batches(BATCH):

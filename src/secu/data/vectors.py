@@ -18,8 +18,10 @@ from secu.data.rows import FileRows, fits_in_memory, open_npy
 from secu.data.source import Shape, Source, file_stamp
 from secu.data.text import one_line, printable
 from secu.errors import UserError
+from secu.names import unescape
 
 COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several
+MARK = b"secu"  # key in the metadata of a Parquet file whose texts are escaped (names.py): written by ``secu embed``
 BLOCK = 2**24  # values that are checked at a time
 SAMPLE = 500  # rows that are compared with their neighbors
 SMALLEST_PICTURE = 16  # pixels
@@ -129,7 +131,8 @@ def has_vectors(path: str) -> bool:
         return bool(array.ndim == 2 and array.dtype.kind == "f")
     import pyarrow.parquet as parquet
 
-    return vector_column(parquet.read_schema(path)) is not None
+    with open(path, "rb") as content:  # pyarrow cannot open a path that is not UTF-8
+        return vector_column(parquet.read_schema(content)) is not None
 
 
 def vector_column(schema: Any) -> str | None:
@@ -161,11 +164,22 @@ def _read_parquet(path: str) -> tuple[NDArray[Any], dict[str, list[Any]]]:
         name = vector_column(table.schema)
         assert name is not None
         column = table.column(name).combine_chunks()
-        return _matrix(path, name, column), table.drop_columns([name]).to_pydict()
+        return _matrix(path, name, column), _texts(table.drop_columns([name]))
     except UserError:
         raise
     except Exception as error:  # damaged pages behind a readable header, columns of the same name
         raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+
+
+def _texts(table: Any) -> dict[str, list[Any]]:
+    """Return the columns by name; what ``secu embed`` has escaped is restored."""
+    columns: dict[str, list[Any]] = table.to_pydict()
+    if (table.schema.metadata or {}).get(MARK) is None:
+        return columns
+    return {
+        unescape(name): [unescape(value) if isinstance(value, str) else value for value in values]
+        for name, values in columns.items()
+    }
 
 
 def _matrix(path: str, name: str, column: Any) -> NDArray[Any]:

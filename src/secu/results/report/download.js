@@ -2,9 +2,14 @@
 // Download: one row per image, with the edits. With very many images the page does not hold every name; the reader
 // then opens the table that does, and gets it back with the edits.
 
-/** Quote a field, and keep spreadsheets from reading it as a formula. */
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+
+/** Keep spreadsheets from reading a field as a formula; numbers stay numbers. The same as disarm in cells.py. */
+const disarm = text => (/^'*[=+\-@\t\r]/.test(text) && !NUMBER.test(text) ? `'${text}` : text);
+const rearm = text => (/^'+[=+\-@\t\r]/.test(text) ? text.slice(1) : text);
+
 function csvField(value) {
-  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  const text = disarm(String(value));
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

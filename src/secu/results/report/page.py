@@ -17,6 +17,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from secu.config import Config
+from secu.data import printable
+from secu.names import escape_text
 from secu.results.pictures import Pictures
 from secu.results.report.build import content, summarize
 from secu.results.report.data import ReportData
@@ -87,12 +89,12 @@ def overview(data: ReportData) -> dict[str, Any]:
     """Return the values that the template prints."""
     config = yaml.safe_dump(data.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return {
-        "title": encodable(data.title),
+        "title": printable(data.title),
         "summary": summarize(data.results),
-        "warnings": [encodable(warning) for warning in data.warnings],
-        "facts": {encodable(key): encodable(value) for key, value in data.facts.items()},
+        "warnings": [printable(warning) for warning in data.warnings],
+        "facts": {printable(key): printable(value) for key, value in data.facts.items()},
         "settings": settings(data.config),
-        "config": encodable(config),
+        "config": escape_text(config),
         "scores": data.results.scores,
         "seconds": duration(data.metrics[-1].get("seconds")) if data.metrics else None,
         "has_truth": has_truth(data.results),
@@ -163,8 +165,3 @@ def to_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
     # Names that are not valid UTF-8 contain lone surrogates, which cannot be encoded, but can be escaped in JSON.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def encodable(text: str) -> str:
-    """Return text that can be encoded as UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
