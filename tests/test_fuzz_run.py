@@ -19,7 +19,7 @@ from secu.apps.predict import read_limits
 from secu.cluster.tree import Tree
 from secu.errors import UserError
 from secu.results.results import find_results, write_report
-from secu.results.tables import read_assignments
+from secu.results.reading import read_assignments
 from secu.settings import flatten, merge, nest
 from secu.train.checkpoint import TREE, load_method, load_predictor
 from secu.train.run import Run
@@ -79,7 +79,7 @@ def use(path: Path) -> list[str]:
         "outcome": lambda: run.warnings(),
         "unfinished": lambda: run.unfinished(),
         "predict": lambda: load_predictor(run, CPU).predict(FEW),
-        "limits": lambda: read_limits(run),
+        "limits": lambda: read_limits(path / "clusters.csv", run.config().clusters),
         "tables": lambda: read_assignments(path / "assignments.csv"),
         "resume": lambda: trained(path, CONFIG, FEW, resume=True),
     }

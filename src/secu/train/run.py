@@ -31,7 +31,7 @@ from torch import Tensor
 
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
-from secu.errors import UserError
+from secu.errors import UserError, shortened
 from secu.settings import flatten, merge, resolve, with_shape
 from secu.train.files import write_atomically, write_json, write_text
 from secu.train.place import (
@@ -138,7 +138,7 @@ class Run:
         amended = self.record().get("amended", ())
         for key in ours | theirs:
             if ours.get(key) != theirs.get(key) and key not in amended:
-                change = f"{key}={theirs.get(key)}, got {key}={ours.get(key)}"
+                change = f"{key}={shortened(str(theirs.get(key)))}, got {key}={shortened(str(ours.get(key)))}"
                 raise UserError(f"resume: {self.path} was started with {change}; start a new run elsewhere")
 
     def input_shape(self) -> Shape:
