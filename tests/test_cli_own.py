@@ -546,3 +546,15 @@ def test_the_option_for_the_seed_wins_over_the_setting(secu, tmp_path):
         done = secu("fit", "digits", "-k", 3, *SHORT, *arguments, "--out", tmp_path / str(seed))
         assert done.code == 0, done.err
         assert Run.open(tmp_path / str(seed)).config().seed == seed
+
+
+def test_hostile_values_and_limits_are_one_line(secu):
+    """Of images that are all too large, a dry run already names the limit and its setting."""
+    for value in ("9" * 5000, "2024-13-45", "!!int x", "&a [*a]", "{a: 1, a: 2}"):
+        result = secu("fit", "digits", "-k", 3, "--dry-run", f"seed={value}")
+        assert result.code == 2
+        assert result.err.count("\n") == 1
+        assert len(result.err) < 1000
+    result = secu("fit", "digits", "-k", 3, "--dry-run", "data.max_pixels=60")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "8 x 8 are 64 pixels; the limit is 60 (data.max_pixels)" in result.err

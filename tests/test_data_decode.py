@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from secu.config import DataConfig
-from secu.data import load
+from secu.data import load, open_source
 from secu.data.decode import MAX_PIXELS, BadImage, decode
 from secu.data.probe import read_header
 
@@ -378,7 +378,9 @@ def test_20000_by_20000_is_refused_at_once():
     ):
         decode(content, 64, 3)
     assert time.perf_counter() - start < 10
-    assert read_header(content)[:3] == (20_000, 20_000, True)
+    with pytest.raises(BadImage, match=r"data.max_pixels"):
+        read_header(content)
+    assert read_header(content, 10**9)[:3] == (20_000, 20_000, True)
 
 
 def test_100_million_pixels_are_read_without_a_warning():
@@ -414,6 +416,7 @@ def test_the_limit_is_a_setting(tmp_path):
         Image.new("RGB", (side, side)).save(tmp_path / f"{side}.png")
     for limit, count in ((MAX_PIXELS, 2), (400, 1), (441, 2)):
         config = DataConfig(source=str(tmp_path), image_size=8, channels=3, max_pixels=limit)
+        assert open_source(tmp_path).limited(limit).probe().side == 20  # the lower median
         images = load(config, cache=tmp_path / "cache", allow_bad=True)
         assert len(images) == count
         assert [reason for _, reason in images.skipped] == (
@@ -424,7 +427,7 @@ def test_the_limit_is_a_setting(tmp_path):
 WORST = """
 import resource, sys
 from secu.config import DataConfig
-from secu.data import load
+from secu.data import load, open_source
 from secu.data.decode import MAX_PIXELS, BadImage, decode
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

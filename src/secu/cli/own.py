@@ -64,7 +64,7 @@ def fit(
     from secu.train.run import Run
 
     limit = parse_time(time_limit)
-    if overrides and Path(overrides[0]).exists():  # the shell expanded a pattern such as *.png
+    if overrides and os.path.exists(overrides[0]):  # the shell expanded a pattern such as *.png
         raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
     if clusters is None:
         unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"

@@ -167,12 +167,16 @@ def _draft(image: ImageFile.ImageFile, size: int, channels: int, max_pixels: int
     Color is left out if it is not needed. All coefficients of a progressive JPEG are in memory at once, so its own size
     counts.
     """
-    jpeg = image.format in ("JPEG", "MPO")
-    factor = JPEG_FACTOR if jpeg and not image.info.get("progressive") else 1
-    _require_size(image, max_pixels, factor)
-    if jpeg:
+    require_size(image, max_pixels)
+    if image.format in ("JPEG", "MPO"):
         image.draft("L" if channels == 1 else None, (size, size))
         _require_size(image, max_pixels, 1)
+
+
+def require_size(image: Image.Image, max_pixels: int) -> None:
+    """Raise ``BadImage`` if an image has too many pixels to be decoded."""
+    reducible = image.format in ("JPEG", "MPO") and not image.info.get("progressive")
+    _require_size(image, max_pixels, JPEG_FACTOR if reducible else 1)
 
 
 def _require_size(image: Image.Image, max_pixels: int, factor: int) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from secu.data.decode import BadImage, Raw
 from secu.data.manifest import read_parquet
 from secu.data.probe import Probe
-from secu.data.rows import FileRows, fits_in_memory, open_npy
+from secu.data.rows import FileRows, fits_in_memory, open_npy, read_npy_header
 from secu.data.source import Shape, Source, file_stamp
 from secu.data.text import one_line, printable
 from secu.errors import UserError
@@ -127,8 +127,9 @@ def open_vectors(path: str) -> VectorSource:
 def has_vectors(path: str) -> bool:
     """Return whether a readable .npy or Parquet file holds feature vectors rather than images or paths of images."""
     if path.lower().endswith(".npy"):
-        array = open_npy(path)
-        return bool(array.ndim == 2 and array.dtype.kind == "f")
+        with open(path, "rb") as file:
+            header = read_npy_header(file)
+        return len(header.shape) == 2 and header.dtype.kind == "f"
     import pyarrow.parquet as parquet
 
     with open(path, "rb") as content:  # pyarrow cannot open a path that is not UTF-8
