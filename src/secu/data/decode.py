@@ -11,7 +11,8 @@ The rules, in order:
 - 32-bit integers and floats are interpreted by their range: 0 to 1 (floats), 0 to 255 or 0 to 65,535; anything else is
   stretched from the minimum to the maximum.
 - Palettes and CMYK are converted to RGB (color profiles are not applied), and transparent parts become white.
-- The central square is scaled to the requested size (bilinear, antialiased), then rotated according to EXIF.
+- The central square, or each requested part of the whole image, is scaled to the requested size (bilinear,
+  antialiased), then rotated according to EXIF.
 """
 
 import errno
@@ -21,7 +22,7 @@ import stat
 import struct
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import ceil, floor
 from typing import IO, cast
@@ -41,6 +42,8 @@ LARGE = 25_000_000  # pixels; larger images are decoded one at a time, regardles
 DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
 
 Raw = str | bytes | NDArray[np.uint8]  # an image as read from a source: its path, its bytes or its pixels
+Box = tuple[int, int, int, int]  # left, top, right and bottom, in pixels; mirrored if left is greater than right
+Choose = Callable[[int, int], Sequence[Box]]  # width and height of an image → boxes
 
 _one_large = threading.Lock()
 # The fingerprint of a source detects a fix for these, so they may be cached; other OS errors may be temporary.
@@ -102,20 +105,66 @@ def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDA
     Raises:
         BadImage: The image cannot be read.
     """
+    return _decode(raw, None, size, channels, values)[0]
+
+
+def decode_crops(raw: Raw, choose: Choose, size: int, channels: int, values: str | None = None) -> NDArray[np.uint8]:
+    """Return parts of the whole image, each scaled to a square, as (parts, channels, size, size).
+
+    They are what ``Image.crop(box).resize(size)`` returns. A JPEG that is much larger than necessary is decoded at a
+    half, a quarter or an eighth of its size.
+
+    Args:
+        raw: As in ``decode``.
+        choose: Called with width and height of the stored image, before it is rotated; returns the boxes.
+        size: Side of the squares.
+        channels: 1 for gray, 3 for color.
+        values: Range of 16-bit files.
+
+    Raises:
+        BadImage: The image cannot be read.
+    """
+    return np.stack(_decode(raw, choose, size, channels, values))
+
+
+def _decode(raw: Raw, choose: Choose | None, size: int, channels: int, values: str | None) -> list[NDArray[np.uint8]]:
+    """Return the central square of an image, or the chosen parts of it."""
     if isinstance(raw, np.ndarray):
-        return _as_array(_square(Image.fromarray(raw), size), channels)
-    with as_bad_image(), opened(raw) as image:
-        if image.format in ("JPEG", "MPO"):
-            _draft(image, size, channels)
-        pixels = image.width * image.height
+        image = Image.fromarray(raw)
+        boxes = choose(*image.size) if choose else None
+        return [_as_array(square, channels) for square in _squares(image, boxes, image.size, size)]
+    with as_bad_image(), opened(raw) as file:
+        stored = file.size
+        boxes = choose(*stored) if choose else None
+        if file.format in ("JPEG", "MPO"):
+            _draft(file, _enough(boxes, stored, size), channels)
+        pixels = file.width * file.height
         if pixels > MAX_PIXELS:
-            raise BadImage(_too_large(image))
+            raise BadImage(_too_large(file))
         with _one_large if pixels > LARGE else nullcontext():
-            image.load()
-            square = _square(_plain(image), size)
-            if square.mode in ("I", "F"):
-                square = _to_8_bits(square, image, values)
-        return _as_array(_upright(square, image), channels)
+            file.load()
+            squares = _squares(file, boxes, stored, size)
+            if squares[0].mode in ("I", "F"):
+                squares = [_to_8_bits(square, file, values) for square in squares]
+        return [_as_array(_upright(square, file), channels) for square in squares]
+
+
+def _enough(boxes: Sequence[Box] | None, stored: tuple[int, int], size: int) -> tuple[int, int]:
+    """Return the size at which an image has all the pixels that are needed."""
+    if boxes is None:
+        return size, size
+    across = min(abs(right - left) for left, _, right, _ in boxes)
+    down = min(bottom - top for _, top, _, bottom in boxes)
+    return ceil(stored[0] * size / across), ceil(stored[1] * size / down)
+
+
+def _squares(image: Image.Image, boxes: Sequence[Box] | None, stored: tuple[int, int], size: int) -> list[Image.Image]:
+    """Return the central square of an image, or boxes in the coordinates of its stored size, scaled to squares."""
+    if boxes is None:
+        return [_square(_plain(image), size)]
+    plain = _plain(image, whole=True)
+    shrink = (ceil(stored[0] / image.width), ceil(stored[1] / image.height))  # 1, 2, 4 or 8
+    return [_crop(plain, box, shrink, size) for box in boxes]
 
 
 @contextmanager
@@ -161,11 +210,11 @@ def _identify(file: IO[bytes], prefix: bytes) -> ImageFile.ImageFile:
     raise BadImage(damage)
 
 
-def _draft(image: ImageFile.ImageFile, size: int, channels: int) -> None:
-    """Decode a JPEG at a half, a quarter or an eighth, never below ``size``, and without color if it is not needed."""
+def _draft(image: ImageFile.ImageFile, enough: tuple[int, int], channels: int) -> None:
+    """Decode a JPEG at a half, a quarter or an eighth, never below ``enough``, and in gray if color is not needed."""
     if image.info.get("progressive") and image.width * image.height > MAX_PIXELS:
         raise BadImage(_too_large(image))  # all its coefficients would be in memory at once
-    image.draft("L" if channels == 1 else None, (size, size))
+    image.draft("L" if channels == 1 else None, enough)
 
 
 def _too_large(image: Image.Image) -> str:
@@ -173,10 +222,10 @@ def _too_large(image: Image.Image) -> str:
     return f"{image.width} x {image.height} are {millions:,.0f} million pixels; the limit is {MAX_PIXELS / 1e6:.0f}"
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """Return the central part of an image in a mode that can be scaled: L, RGB, RGBA, I or F."""
+def _plain(image: Image.Image, *, whole: bool = False) -> Image.Image:
+    """Return an image, or its central part, in a mode that can be scaled: L, RGB, RGBA, I or F."""
     side = min(image.size)
-    if max(image.size) > 3 * side:  # crop before converting; the margin is for the resampling filter
+    if max(image.size) > 3 * side and not whole:  # crop before converting; the margin is for the resampling filter
         left, top, right, bottom = _center(image)
         across, down = (side, 0) if image.width > side else (0, side)
         image = image.crop((floor(left) - across, floor(top) - down, ceil(right) + across, ceil(bottom) + down))
@@ -214,6 +263,24 @@ def _square(image: Image.Image, size: int) -> Image.Image:
     square = image
     if image.size != (size, size):
         square = image.resize((size, size), Image.Resampling.BILINEAR, box=_center(image))
+    return _on_white(square)
+
+
+def _crop(image: Image.Image, box: Box, shrink: tuple[int, int], size: int) -> Image.Image:
+    """Cut a box out of an image that may have been decoded at a fraction of its size, and scale it to a square."""
+    left, right = (x / shrink[0] for x in sorted((box[0], box[2])))
+    top, bottom = (y / shrink[1] for y in (box[1], box[3]))
+    x = floor(left)
+    y = floor(top)
+    part = image.crop((x, y, ceil(right), ceil(bottom)))  # the filter must not read outside of the box
+    inside = (left - x, top - y, right - x, bottom - y)
+    square = part.resize((size, size), Image.Resampling.BILINEAR, box=inside)
+    if box[0] > box[2]:
+        square = square.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return _on_white(square)
+
+
+def _on_white(square: Image.Image) -> Image.Image:
     if square.mode != "RGBA":
         return square
     return Image.alpha_composite(Image.new("RGBA", square.size, "white"), square).convert("RGB")
