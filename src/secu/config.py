@@ -61,7 +61,7 @@ class AugmentConfig(Model):
     plain: Literal["center", "whole"] = "center"  # input for evaluation: a center crop, or the whole image
     crop_min: float = Field(0.3, gt=0, le=1)  # smallest crop as a share of the area; 1: no crop
     crop_aspect: float = Field(4 / 3, ge=1)  # aspect ratio between 1/this and this
-    crop_from: Literal["square", "original"] = "square"  # random crops are taken from the decoded square, or the whole picture
+    crop_from: Literal["square", "original"] = "square"  # what is cropped: the decoded square, or the whole picture
     affine: AffineConfig | None = None  # None: no affine jitter
     jitter_prob: float = Field(0.8, ge=0, le=1)  # probability of color jitter
     brightness: float = Field(0.4, ge=0, le=1)  # strength of brightness jitter
