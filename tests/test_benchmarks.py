@@ -69,6 +69,15 @@ def test_steps_side_by_side(tmp_path):
     assert report["epoch_seconds"] > 0
 
 
+def test_evaluate(tmp_path):
+    sizes = ["--images", "24", "--different", "5", "--repeats", "1"]
+    tiny = ["encoder.backbone=small", "heads=[4,6]", "data.image_size=40", "augment.size=32"]
+    report = run("evaluate.py", "--device", "cpu", "--cheap", *sizes, *tiny, str(tmp_path / "a.json"))
+    rate = report["evaluate_images_per_second"]
+    assert report["evaluate_seconds"] == pytest.approx(24 / rate, abs=0.01)
+    assert report["share"] == pytest.approx(rate / report["decoding_alone"], rel=0.02)
+
+
 def test_predict(tmp_path):
     report = run("predict.py", "--device", "cpu", "--images", "600", *TINY[:1], str(tmp_path / "a.json"))
     assert report["share"] == pytest.approx(

@@ -22,7 +22,7 @@ import stat
 import struct
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import ceil, floor
 from typing import IO, cast
@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 
+from secu.data.cutting import Choose, center, enough, squares
 from secu.data.text import one_line
 from secu.errors import UserError
 
@@ -42,8 +43,6 @@ LARGE = 25_000_000  # pixels; larger images are decoded one at a time, regardles
 DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
 
 Raw = str | bytes | NDArray[np.uint8]  # an image as read from a source: its path, its bytes or its pixels
-Box = tuple[int, int, int, int]  # left, top, right and bottom, in pixels; mirrored if left is greater than right
-Choose = Callable[[int, int], Sequence[Box]]  # width and height of an image → boxes
 
 _one_large = threading.Lock()
 # The fingerprint of a source detects a fix for these, so they may be cached; other OS errors may be temporary.
@@ -132,39 +131,21 @@ def _decode(raw: Raw, choose: Choose | None, size: int, channels: int, values: s
     if isinstance(raw, np.ndarray):
         image = Image.fromarray(raw)
         boxes = choose(*image.size) if choose else None
-        return [_as_array(square, channels) for square in _squares(image, boxes, image.size, size)]
+        return [_as_array(square, channels) for square in squares(image, boxes, image.size, size)]
     with as_bad_image(), opened(raw) as file:
         stored = file.size
         boxes = choose(*stored) if choose else None
         if file.format in ("JPEG", "MPO"):
-            _draft(file, _enough(boxes, stored, size), channels)
+            _draft(file, enough(boxes, stored, size), channels)
         pixels = file.width * file.height
         if pixels > MAX_PIXELS:
             raise BadImage(_too_large(file))
         with _one_large if pixels > LARGE else nullcontext():
             file.load()
-            squares = _squares(file, boxes, stored, size)
-            if squares[0].mode in ("I", "F"):
-                squares = [_to_8_bits(square, file, values) for square in squares]
-        return [_as_array(_upright(square, file), channels) for square in squares]
-
-
-def _enough(boxes: Sequence[Box] | None, stored: tuple[int, int], size: int) -> tuple[int, int]:
-    """Return the size at which an image has all the pixels that are needed."""
-    if boxes is None:
-        return size, size
-    across = min(abs(right - left) for left, _, right, _ in boxes)
-    down = min(bottom - top for _, top, _, bottom in boxes)
-    return ceil(stored[0] * size / across), ceil(stored[1] * size / down)
-
-
-def _squares(image: Image.Image, boxes: Sequence[Box] | None, stored: tuple[int, int], size: int) -> list[Image.Image]:
-    """Return the central square of an image, or boxes in the coordinates of its stored size, scaled to squares."""
-    if boxes is None:
-        return [_square(_plain(image), size)]
-    plain = _plain(image, whole=True)
-    shrink = (ceil(stored[0] / image.width), ceil(stored[1] / image.height))  # 1, 2, 4 or 8
-    return [_crop(plain, box, shrink, size) for box in boxes]
+            parts = squares(_plain(file, whole=boxes is not None), boxes, stored, size)
+            if parts[0].mode in ("I", "F"):
+                parts = [_to_8_bits(part, file, values) for part in parts]
+        return [_as_array(_upright(part, file), channels) for part in parts]
 
 
 @contextmanager
@@ -226,7 +207,7 @@ def _plain(image: Image.Image, *, whole: bool = False) -> Image.Image:
     """Return an image, or its central part, in a mode that can be scaled: L, RGB, RGBA, I or F."""
     side = min(image.size)
     if max(image.size) > 3 * side and not whole:  # crop before converting; the margin is for the resampling filter
-        left, top, right, bottom = _center(image)
+        left, top, right, bottom = center(image)
         across, down = (side, 0) if image.width > side else (0, side)
         image = image.crop((floor(left) - across, floor(top) - down, ceil(right) + across, ceil(bottom) + down))
     if image.mode in ("I", "F"):
@@ -256,41 +237,6 @@ def _to_8_bits(square: Image.Image, image: Image.Image, values: str | None) -> I
     else:
         scaled = numbers
     return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    """Scale only the central square, which equals scaling and then cropping, and put it on a white background."""
-    square = image
-    if image.size != (size, size):
-        square = image.resize((size, size), Image.Resampling.BILINEAR, box=_center(image))
-    return _on_white(square)
-
-
-def _crop(image: Image.Image, box: Box, shrink: tuple[int, int], size: int) -> Image.Image:
-    """Cut a box out of an image that may have been decoded at a fraction of its size, and scale it to a square."""
-    left, right = (x / shrink[0] for x in sorted((box[0], box[2])))
-    top, bottom = (y / shrink[1] for y in (box[1], box[3]))
-    x = floor(left)
-    y = floor(top)
-    part = image.crop((x, y, ceil(right), ceil(bottom)))  # the filter must not read outside of the box
-    inside = (left - x, top - y, right - x, bottom - y)
-    square = part.resize((size, size), Image.Resampling.BILINEAR, box=inside)
-    if box[0] > box[2]:
-        square = square.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return _on_white(square)
-
-
-def _on_white(square: Image.Image) -> Image.Image:
-    if square.mode != "RGBA":
-        return square
-    return Image.alpha_composite(Image.new("RGBA", square.size, "white"), square).convert("RGB")
-
-
-def _center(image: Image.Image) -> tuple[float, float, float, float]:
-    side = min(image.size)
-    left = (image.width - side) / 2
-    top = (image.height - side) / 2
-    return left, top, left + side, top + side
 
 
 def _upright(square: Image.Image, image: Image.Image) -> Image.Image:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage, Choose
+from secu.data.cutting import Choose
+from secu.data.decode import BadImage
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
 from secu.errors import UserError

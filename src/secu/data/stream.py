@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage, Choose, Raw, as_bad_image, decode, decode_crops, quiet
+from secu.data.cutting import Choose
+from secu.data.decode import BadImage, Raw, as_bad_image, decode, decode_crops, quiet
 from secu.data.source import Shape, Source
 from secu.data.text import printable
 from secu.errors import UserError
