@@ -342,7 +342,7 @@ def test_errors_that_may_pass_are_not_lasting(tmp_path, monkeypatch):
     quarters().save(tmp_path / "a.png")
     for error in (MemoryError(), OSError(5, "Input/output error")):
 
-        def fail(*_, error=error):
+        def fail(*_, error=error, **__):
             raise error
 
         monkeypatch.setattr(module, "_plain", fail)

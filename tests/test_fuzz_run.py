@@ -18,8 +18,8 @@ from secu.apps import pipeline
 from secu.apps.predict import read_limits
 from secu.cluster.tree import Tree
 from secu.errors import UserError
-from secu.results.results import find_results, write_report
 from secu.results.reading import read_assignments
+from secu.results.results import find_results, write_report
 from secu.settings import flatten, merge, nest
 from secu.train.checkpoint import TREE, load_method, load_predictor
 from secu.train.run import Run

@@ -66,6 +66,7 @@ class AugmentConfig(Model):
     plain: Literal["center", "whole"] = "center"  # input for evaluation: a center crop, or the whole image
     crop_min: float = Field(0.3, gt=0, le=1)  # smallest crop as a share of the area; 1: no crop
     crop_aspect: float = Field(4 / 3, ge=1)  # aspect ratio between 1/this and this
+    crop_from: Literal["square", "original"] = "square"  # what is cropped: the decoded square, or the whole picture
     affine: AffineConfig | None = None  # None: no affine jitter
     jitter_prob: float = Field(0.8, ge=0, le=1)  # probability of color jitter
     brightness: float = Field(0.4, ge=0, le=1)  # strength of brightness jitter
@@ -148,10 +149,12 @@ class ConstraintConfig(Model):
     dual_lr: float = Field(0.1, gt=0)  # [η_ρ] step size of the dual variables
     dual_schedule: Literal["constant", "falling"] = "constant"  # falling: to 0 along a half cosine, once per epoch
     alpha: float | None = Field(None, ge=0)  # [α] weight of the entropy; None: 6N/50
+    alpha_over: Literal["all", "seen"] = "all"  # α is divided by N, or in the first epoch by the images seen so far + 1
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        owners = {"lower": "size", "upper": "size", "dual_lr": "size", "dual_schedule": "size", "alpha": "entropy"}
+        owners = dict.fromkeys(("lower", "upper", "dual_lr", "dual_schedule"), "size")
+        owners |= dict.fromkeys(("alpha", "alpha_over"), "entropy")
         for name, owner in owners.items():
             # A user-defined constraint may read any of them.
             others = {"none", "size", "entropy"} - {owner}
@@ -169,6 +172,7 @@ class CentersConfig(Model):
     kind: CentersKind = "sgd"  # by gradient, in closed form, or as in k-means (CoKe)
     lr: float = Field(1.2, ge=0)  # learning rate of the centers; used by kind sgd only
     schedule: Literal["constant", "rising"] = "constant"  # rising: from 0 along a half cosine
+    optimizer: Literal["sgd", "lars"] = "sgd"  # lars: scale their steps, too, with one norm per head
 
 
 class OptimConfig(Model):
@@ -251,6 +255,10 @@ class Config(Model):
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if self.centers.optimizer == "lars" and self.optim.name != "lars":
+            raise ValueError(f"centers.optimizer: lars needs optim.name=lars, got {self.optim.name}")
+        if self.augment.crop_from == "original" and self.neighbors.count:
+            raise ValueError(f"neighbors.count: {self.neighbors.count} needs augment.crop_from=square, got original")
         if self.head >= len(self.heads):
             raise ValueError(f"head: {self.head} must be the position of one of {len(self.heads)} heads, from 0")
         if self.answer == "tree" and max(self.heads) <= self.clusters:

@@ -1,6 +1,5 @@
 """Predictions for new images, streamed to a table; memory use does not depend on the number of images."""
 
-import math
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.errors import UserError
-from secu.methods.predictor import Predictions, best_two
+from secu.methods.predictor import Predictions, batch_size, best_two
 from secu.results.reading import read_limits
 from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train.checkpoint import load_predictor
@@ -22,7 +21,6 @@ from secu.train.files import write_atomically
 from secu.train.listener import Listener
 from secu.train.run import Run
 
-BATCH_PIXELS = 2**21  # pixels per batch: 2,048 images at 32 x 32, 41 at 224 x 224
 IN_FLIGHT = 2  # batches queued on the device before the results of the first are read
 
 Batch = tuple[list[int], Tensor]  # indices of images in their source, and their pixels
@@ -79,7 +77,7 @@ class Stream:
         if len(self.shape) == 1 and not isinstance(source, VectorSource):
             raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
         self.values = source.values_of(data.values, new=True)
-        self.batch = max(1, BATCH_PIXELS // math.prod(self.shape[-2:]))
+        self.batch = batch_size(self.shape, device)
         self.predictor = load_predictor(run, device)
         if self.predictor.front is not None and len(self.shape) == 3:
             self.predictor.front.load()  # raises here if its weights are missing

@@ -5,7 +5,7 @@ torch is imported only where a tensor is created, since ``secu data`` and ``secu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.data.cutting import Choose
 from secu.data.decode import BadImage
 from secu.data.rows import FileRows
-from secu.data.source import Shape, Skipped, Source
-from secu.data.stream import decode_now, decoded
+from secu.data.source import FileSource, Shape, Skipped, Source
+from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
 from secu.errors import UserError
 
 if TYPE_CHECKING:
@@ -99,6 +100,42 @@ class Images:
         assert self.source is not None
         numbers = [self.numbers[i] for i in index.tolist()]
         return torch.from_numpy(decode_now(self.source, numbers, self.shape, self.values))
+
+    def fetch_ahead(self, batches: Iterable[Tensor]) -> Generator[Tensor]:
+        """Yield the inputs of successive batches; images that are decoded on demand are decoded ahead.
+
+        Close the iterator (``contextlib.closing``) when leaving it early.
+        """
+        if self.tensor is not None:
+            for index in batches:
+                yield self.tensor[index]
+            return
+        import torch
+
+        assert self.source is not None
+        numbers = ([self.numbers[i] for i in index.tolist()] for index in batches)
+        with closing(decoded_ahead(self.source, numbers, self.shape, self.values)) as decoded_batches:
+            for pixels in decoded_batches:
+                yield torch.from_numpy(pixels)
+
+    @property
+    def has_originals(self) -> bool:
+        """Whether ``crops`` can be used: the originals can be read in any order, by several threads at once."""
+        return self.source is not None and (self.source.on_demand or isinstance(self.source, FileSource))
+
+    def crops(self, index: Tensor, choose: Sequence[Choose], size: int) -> Tensor:
+        """Cut boxes out of the original pictures and scale them, uint8 (boxes, B, C, size, size).
+
+        Args:
+            index: Indices of the images (B,).
+            choose: Returns the boxes of each image, given width and height of the picture.
+            size: Side of the results.
+        """
+        import torch
+
+        assert self.source is not None
+        numbers = [self.numbers[i] for i in index.tolist()]
+        return torch.from_numpy(crop_now(self.source, numbers, choose, (self.shape[0], size, size), self.values))
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
         """Return images for display, uint8 (B, C, S, S): see ``iter_pictures``."""

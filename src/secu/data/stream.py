@@ -2,16 +2,17 @@
 
 import os
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage, Raw, as_bad_image, decode, quiet
+from secu.data.cutting import Choose
+from secu.data.decode import BadImage, Raw, as_bad_image, decode, decode_crops, quiet
 from secu.data.source import Shape, Source
 from secu.data.text import printable
 from secu.errors import UserError
@@ -81,23 +82,74 @@ def decoded_in_batches(source: Source, shape: Shape, values: str | None, batch: 
             yield [i for i, _ in good], pixels, [(i, bad) for i, bad in some if isinstance(bad, BadImage)]
 
 
-def decode_now(source: Source, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
-    """Decode some images in the given order (B, C, S, S), in threads that persist between calls.
+def decoded_ahead(
+    source: Source, batches: Iterable[Sequence[int]], shape: Shape, values: str | None
+) -> Generator[NDArray[np.uint8]]:
+    """Decode batches of images in the given order, in threads that persist between calls and work ahead.
+
+    Yields:
+        The pixels of each batch (B, C, S, S).
 
     Raises:
         UserError: An image cannot be read.
     """
-    pixels = np.empty((len(numbers), *shape), np.uint8)
+    waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
+    pool = _lasting_pool()
 
-    def fill(row: int) -> None:
-        try:
-            pixels[row] = source.decode(numbers[row], shape[1], shape[0], values)
-        except BadImage as bad:
-            raise unreadable(source, numbers[row], bad) from None
+    def fill(pixels: NDArray[np.uint8], number: int) -> None:
+        with _named(source, number):
+            pixels[:] = source.decode(number, shape[1], shape[0], values)
 
-    for _ in _lasting_pool().map(fill, range(len(numbers))):
-        pass
+    try:
+        for numbers in batches:
+            pixels = np.empty((len(numbers), *shape), np.uint8)
+            waiting.append((pixels, [pool.submit(fill, pixels[row], i) for row, i in enumerate(numbers)]))
+            while sum(len(futures) for _, futures in waiting) > len(numbers) + AHEAD * cores():
+                yield _finished(*waiting.popleft())
+        while waiting:
+            yield _finished(*waiting.popleft())
+    finally:
+        for _, futures in waiting:
+            for future in futures:
+                future.cancel()
+
+
+def _finished(pixels: NDArray[np.uint8], futures: Iterable[Future[None]]) -> NDArray[np.uint8]:
+    for future in futures:
+        future.result()
     return pixels
+
+
+def decode_now(source: Source, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
+    """Decode one batch, as ``decoded_ahead`` does."""
+    return next(decoded_ahead(source, [numbers], shape, values))
+
+
+def crop_now(
+    source: Source, numbers: Sequence[int], choose: Sequence[Choose], shape: Shape, values: str | None
+) -> NDArray[np.uint8]:
+    """Cut boxes out of some images, the same number of each, in the same threads: (boxes, B, C, S, S).
+
+    Raises:
+        UserError: An image cannot be read.
+    """
+
+    def crops(row: int) -> NDArray[np.uint8]:
+        with _named(source, numbers[row]):
+            with as_bad_image():
+                raw = source.read(numbers[row], values)
+            return decode_crops(raw, choose[row], shape[1], shape[0], values, source.max_pixels)
+
+    return np.stack(list(_lasting_pool().map(crops, range(len(numbers)))), axis=1)
+
+
+@contextmanager
+def _named(source: Source, i: int) -> Iterator[None]:
+    """Name the image that cannot be read."""
+    try:
+        yield
+    except BadImage as bad:
+        raise unreadable(source, i, bad) from None
 
 
 def unreadable(source: Source, i: int, bad: BadImage) -> UserError:
