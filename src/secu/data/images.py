@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import BadImage
+from secu.data.names import pick, picked_ids
 from secu.data.source import Shape, Skipped, Source
 from secu.data.stream import decode_now, decoded
 from secu.errors import UserError
@@ -154,8 +155,8 @@ class Images:
             tensor=None if self.tensor is None else self.tensor[rows],
             targets=targets,
             class_names=names,
-            ids=tuple(self.ids[i] for i in rows),
-            columns={name: [column[i] for i in rows] for name, column in self.columns.items()},
+            ids=picked_ids(self.ids, rows),
+            columns={name: pick(column, rows) for name, column in self.columns.items()},
             numbers=[self.numbers[i] for i in rows],
             checksums=None if self.checksums is None else self.checksums[rows],
         )

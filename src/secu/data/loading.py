@@ -11,6 +11,7 @@ import numpy as np
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
 from secu.data.images import Images
+from secu.data.names import pick, picked_ids
 from secu.data.opening import open_source, shape_of, splits_of
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded_in_batches, needs_decoding, unreadable
@@ -144,13 +145,14 @@ def combine(source: Source, stored: Stored | None, values: str | None, shape: Sh
     import torch
 
     bad = stored.bad if stored else {}
-    rows = [i for i in range(len(source)) if i not in bad]
+    everything = range(len(source))
+    rows = [i for i in everything if i not in bad] if bad else everything
     return Images(
         torch.from_numpy(stored.inputs) if stored else None,
-        None if source.targets is None else torch.from_numpy(source.targets[rows]),
+        None if source.targets is None else torch.from_numpy(source.targets[rows] if bad else source.targets),
         source.class_names,
-        ids=tuple(source.ids[i] for i in rows),
-        columns={name: [column[i] for i in rows] for name, column in source.columns.items()},
+        ids=picked_ids(source.ids, rows),
+        columns={name: pick(column, rows) for name, column in source.columns.items()},
         skipped=(*source.skipped, *((source.ids[i], reason) for i, reason in bad.items())),
         repeated=source.repeated,
         source=source,

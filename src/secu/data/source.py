@@ -6,17 +6,19 @@ methods as ``values``. stream.py decodes a source to squares of uint8.
 
 import hashlib
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from statistics import median_low
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import DEEP, Raw, as_bad_image, decode
+from secu.data.names import Names
 from secu.data.probe import Probe, Sample, take_sample
 from secu.data.text import natural, printable
 from secu.errors import UserError, nearest
@@ -58,7 +60,7 @@ class Source(ABC):
     ) -> None:
         self.name = printable(name)
         self.place = place
-        self.ids = tuple(ids)
+        self.ids: Sequence[str] = ids if isinstance(ids, Names) else tuple(ids)
         self.columns: Mapping[str, Sequence[Any]] = columns or {}
         self.skipped = tuple(skipped)
         self.repeated = tuple(repeated)
@@ -189,7 +191,7 @@ class Source(ABC):
         if labels in self.columns:
             values = self.columns[labels]
         elif labels == "folder" and self.has_folders:
-            values = [os.path.basename(os.path.dirname(name)) for name in self.ids]
+            values = [sys.intern(os.path.basename(os.path.dirname(name))) for name in self.ids]
         else:
             valid = [*self.columns, *(["folder"] if self.has_folders else [])]
             known = nearest(labels, valid) if valid else "it has no labels at all"
@@ -208,6 +210,26 @@ class Source(ABC):
         other = copy(self)
         vars(other).update(attributes)
         return other
+
+
+class PathsBelow(Sequence[str]):
+    """The path of each id below a folder, joined when it is needed: a million paths would take memory."""
+
+    def __init__(self, top: str, ids: Sequence[str]) -> None:
+        self.top = top
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> "PathsBelow": ...
+    def __getitem__(self, i: int | slice) -> "str | PathsBelow":
+        if isinstance(i, slice):
+            return PathsBelow(self.top, self.ids[i])
+        return os.path.join(self.top, *self.ids[i].split("/"))
 
 
 class FileSource(Source):
