@@ -34,6 +34,8 @@ class DataConfig(Model):
     channels: Literal[1, 3] | None = None  # decode to gray or to color; None: as stored
     values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # range of an array or of 16-bit files
     features: int | None = Field(None, ge=1)  # length of the feature vectors that are trained on; None: pixels
+    on_demand: bool | None = None  # decode images in every epoch instead of once into a cache; None: ImageNet only
+    strict: bool = False  # end the run if an image cannot be read, instead of leaving it out
     mean: Channels = (0.5,)  # mean per channel, for pixel values between 0 and 1
     std: Channels = (0.25,)  # standard deviation per channel
 

@@ -3,13 +3,15 @@
 import os
 import shutil
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image
 
 from secu.apps.images import images_of
 from secu.data import Images, printable
-from secu.data.folders import spelled_out
+from secu.data.decode import BadImage, opened
+from secu.data.folders import is_image, spelled_out
 from secu.errors import UserError
 from secu.results.edits import WRONG, ranked, read_edits
 from secu.train.checkpoint import load_predictor
@@ -56,7 +58,8 @@ def sort_run(
             (place / name).mkdir(parents=True)
         ranks: Counter[str] = Counter()
         wanted = []
-        for index in found.cosine.argsort(descending=True, stable=True).tolist():
+        readable = set(images.readable_rows()) if images.broken else range(len(images))
+        for index in filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist()):
             name = WRONG if ids[index] in edits.wrong else edits.folders[cluster_of[index]]
             wanted.append((images.position(index), index, place / name, ranks[name]))
             ranks[name] += 1
@@ -64,7 +67,7 @@ def sort_run(
             target.mkdir(parents=True, exist_ok=True)
             put(images, index, target, rank, copy=copy)
         place.rename(destination)
-    return len(images)
+    return len(wanted)
 
 
 def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
@@ -79,6 +82,16 @@ def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
         )
 
 
+def _file_name(name: str, content: bytes) -> str:
+    """Return the file name of an image, with an ending by its content if it has none, such as the row of a table."""
+    last = name.rpartition("/")[2]
+    if is_image(last):
+        return last
+    with suppress(BadImage), opened(content) as image:
+        return f"{last}.{str(image.format).lower()}"
+    return last
+
+
 def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> None:
     """Link, copy, unpack or write one image."""
     original = images.original(index)
@@ -89,6 +102,6 @@ def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> N
         else:
             os.symlink(original.resolve(), target)
     elif isinstance(original, bytes):
-        (folder / ranked(rank, images.ids[index].rpartition("/")[2])).write_bytes(original)
+        (folder / ranked(rank, _file_name(images.ids[index], original))).write_bytes(original)
     else:
         Image.fromarray(original).save(folder / ranked(rank, f"{images.ids[index]}.png"))

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -49,6 +50,13 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
     """
     path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{_slug(values)}.v{VERSION}.images"
     return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
+
+
+def free_space(source: Source, folder: Path) -> int:
+    """Return the disk space in bytes for the decoded images of a source, including its cache files of now."""
+    place = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    held = sum(file.stat().st_size for file in folder.glob(f"{_key(source)}-*.images"))
+    return shutil.disk_usage(place).free + held
 
 
 def state_of(source: Source) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.data.broken import Broken
 from secu.data.decode import BadImage
 from secu.data.names import pick, picked_ids
 from secu.data.source import Shape, Skipped, Source
@@ -43,6 +44,7 @@ class Images:
         values: How the source's values are interpreted.
         shape: Shape of one input: channels, height and width of images, or (D,) of features.
         checksums: A checksum of the pixels of each image, if the inputs are not pixels.
+        broken: The images that could not be read, if they are decoded on demand.
     """
 
     tensor: Tensor | None
@@ -58,6 +60,7 @@ class Images:
     values: str | None = None
     shape: Shape = (0, 0, 0)  # set from the tensor, if there is one
     checksums: NDArray[np.uint32] | None = None
+    broken: Broken | None = None
 
     def __post_init__(self) -> None:
         if self.tensor is not None:
@@ -90,9 +93,9 @@ class Images:
             return self.tensor[index]
         import torch
 
-        assert self.source is not None
+        assert self.broken is not None
         numbers = [self.numbers[i] for i in index.tolist()]
-        return torch.from_numpy(decode_now(self.source, numbers, self.shape, self.values))
+        return torch.from_numpy(decode_now(self.broken, numbers, self.shape, self.values))
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
         """Return images for display, uint8 (B, C, S, S), where S is at most ``side`` but at least the stored size.
@@ -113,7 +116,7 @@ class Images:
         with closing(decoded(self.source, (channels, side, side), self.values, only=numbers)) as outcomes:
             found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
         for row, number in enumerate(numbers):
-            if number not in found and stored:
+            if number not in found and stored and self.tensor is not None:
                 found[number] = _enlarged(self.fetch(index[row : row + 1])[0].numpy(), side)
         white = np.full((channels, side, side), 255, np.uint8)
         return torch.from_numpy(np.stack([found.get(number, white) for number in numbers]))
@@ -139,6 +142,20 @@ class Images:
 
         pixels: NDArray[np.uint8] = self.fetch(torch.tensor([i]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
         return pixels
+
+    def readable_rows(self) -> Sequence[int]:
+        """Return the rows of all images but those that could not be read on demand when they were last tried."""
+        everything = range(len(self))
+        bad = self.broken.reasons if self.broken else {}
+        return [row for row in everything if self.numbers[row] not in bad] if bad else everything
+
+    def without_broken(self) -> Images:
+        """Return the images of ``readable_rows``; the others are listed as skipped."""
+        bad = self.broken.reasons if self.broken else {}
+        if not bad or self.source is None:
+            return self
+        skipped = [(self.source.ids[i], bad[i]) for i in sorted(bad)]
+        return replace(self.select(self.readable_rows()), skipped=(*self.skipped, *skipped))
 
     def select(self, rows: Sequence[int]) -> Images:
         """Return the images in the given rows, in this order, with the remaining classes."""

@@ -41,9 +41,11 @@ class Source(ABC):
         class_names: The name of each target.
         on_demand: Whether images are decoded on demand, for sources that do not fit in memory or in the cache.
         has_folders: Whether the ids are paths.
+        random_order: Whether images can be read in any order without delay.
     """
 
     has_folders = True
+    random_order = True
 
     def __init__(
         self,

@@ -11,10 +11,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.data.broken import Broken
 from secu.data.decode import BadImage, Raw, as_bad_image, decode, quiet
 from secu.data.source import Shape, Source
-from secu.data.text import printable
-from secu.errors import UserError
 
 Outcome = NDArray[np.uint8] | BadImage
 Batch = tuple[list[int], NDArray[np.uint8], list[tuple[int, BadImage]]]
@@ -80,28 +79,22 @@ def decoded_in_batches(source: Source, shape: Shape, values: str | None, batch: 
             yield [i for i, _ in good], pixels, [(i, bad) for i, bad in some if isinstance(bad, BadImage)]
 
 
-def decode_now(source: Source, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
+def decode_now(broken: Broken, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
     """Decode some images in the given order (B, C, S, S), in threads that persist between calls.
 
+    Another image takes the place of one that cannot be read (broken.py).
+
     Raises:
-        UserError: An image cannot be read.
+        UserError: Too many images cannot be read.
     """
     pixels = np.empty((len(numbers), *shape), np.uint8)
 
     def fill(row: int) -> None:
-        try:
-            pixels[row] = source.decode(numbers[row], shape[1], shape[0], values)
-        except BadImage as bad:
-            raise unreadable(source, numbers[row], bad) from None
+        pixels[row] = broken.or_another(numbers[row], lambda i: broken.source.decode(i, shape[1], shape[0], values))
 
     for _ in _lasting_pool().map(fill, range(len(numbers))):
         pass
     return pixels
-
-
-def unreadable(source: Source, i: int, bad: BadImage) -> UserError:
-    """Return the error for an image that must be readable."""
-    return UserError(f"source: {printable(source.ids[i])} cannot be read: {bad.reason}")
 
 
 @cache
