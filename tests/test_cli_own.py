@@ -207,8 +207,8 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(secu, home):
     lines = result.out.splitlines()
     assert lines[0] == "120 images in digits"
     settings = [line.split("=")[0].split(":")[0].strip() for line in lines[1:-1]]
-    expected = ["constraint.lower", "data.image_size", "data.channels", "encoder.backbone", "optim.batch_size"]
-    assert settings == [*expected, "centers.kind", "heads", "optim.epochs", "augment", "answer"]
+    expected = ["constraint.lower", "data.image_size", "data.channels", "decoding", "encoder.backbone"]
+    assert settings == [*expected, "optim.batch_size", "centers.kind", "heads", "optim.epochs", "augment", "answer"]
     assert re.fullmatch(r"about \d+ (seconds|minutes) on this device", lines[-1])
     assert tree(home) == before
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from secu.data import Images, open_source
 from secu.data.listing import Listing
 from secu.data.loading import combine
-from secu.data.names import Names
-from secu.data.source import FileSource, PathsBelow
+from secu.data.source import FileSource
+from secu.data.strings import Names, PathsBelow
 from secu.data.text import natural
 
 LATER = 10.0  # seconds since a folder was changed

@@ -9,10 +9,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from secu.data import BadImage, load_images, open_source
-from secu.data.names import Names, pick
 from secu.data.parquet_images import ParquetImages
 from secu.data.patterns import matching_files
 from secu.data.shards import ShardSource
+from secu.data.strings import Names, pick
 from secu.errors import UserError
 from shard_files import NAMES, pictures, suffix, write_files, write_parquet, write_shards, write_tar
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from secu.data.listing import Listing, listed
-from secu.data.names import Names
 from secu.data.patterns import is_pattern
-from secu.data.source import FileSource, PathsBelow, Skipped
+from secu.data.source import FileSource, Skipped
+from secu.data.strings import Names, PathsBelow
 from secu.data.text import natural, one_line, printable
 from secu.errors import UserError
 

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from secu.data.decode import BadImage, Raw
-from secu.data.names import Names
 from secu.data.parquet_images import LABELS, USUAL, numbered
 from secu.data.source import Source
+from secu.data.strings import Names
 from secu.data.text import one_line, printable
 from secu.errors import UserError, nearest
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from secu.data.broken import Broken
 from secu.data.decode import BadImage
-from secu.data.names import pick, picked_ids
 from secu.data.source import Shape, Skipped, Source
 from secu.data.stream import decode_now, decoded
+from secu.data.strings import pick, picked_ids
 from secu.errors import UserError
 
 if TYPE_CHECKING:

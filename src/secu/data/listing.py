@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.downloads import data_root
-from secu.data.names import Names
+from secu.data.strings import Names
 
 VERSION = 1  # increment it whenever the same folder or shard would be listed differently
 LEAST = 20_000  # images; smaller folders are listed in a moment

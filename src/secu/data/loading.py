@@ -12,10 +12,10 @@ from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
 from secu.data.images import Images
-from secu.data.names import pick, picked_ids
 from secu.data.opening import open_source, shape_of, splits_of
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded_in_batches, needs_decoding
+from secu.data.strings import pick, picked_ids
 from secu.data.text import printable
 from secu.data.vectors import VectorSource
 from secu.errors import UserError

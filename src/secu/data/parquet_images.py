@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import BadImage, Raw
-from secu.data.names import Names
 from secu.data.source import Source, file_stamp
+from secu.data.strings import Names
 from secu.data.text import one_line, printable
 from secu.errors import UserError
 

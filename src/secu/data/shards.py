@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from secu.data.decode import BadImage, Raw
 from secu.data.folders import SUFFIXES, is_image
 from secu.data.listing import Arrays, indexed, packed, unpacked
-from secu.data.names import Names
 from secu.data.source import Skipped, Source, file_stamp
+from secu.data.strings import Names
 from secu.data.text import one_line, printable
 from secu.errors import UserError
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from statistics import median_low
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import DEEP, Raw, as_bad_image, decode
-from secu.data.names import Names
 from secu.data.probe import Probe, Sample, take_sample
+from secu.data.strings import Names
 from secu.data.text import natural, printable
 from secu.errors import UserError, nearest
 
@@ -212,26 +212,6 @@ class Source(ABC):
         other = copy(self)
         vars(other).update(attributes)
         return other
-
-
-class PathsBelow(Sequence[str]):
-    """The path of each id below a folder, joined when it is needed: a million paths would take memory."""
-
-    def __init__(self, top: str, ids: Sequence[str]) -> None:
-        self.top = top
-        self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> "PathsBelow": ...
-    def __getitem__(self, i: int | slice) -> "str | PathsBelow":
-        if isinstance(i, slice):
-            return PathsBelow(self.top, self.ids[i])
-        return os.path.join(self.top, *self.ids[i].split("/"))
 
 
 class FileSource(Source):

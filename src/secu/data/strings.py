@@ -1,5 +1,6 @@
 """Millions of strings in little memory: one buffer of UTF-8 instead of one Python object per string."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -67,6 +68,26 @@ class Names(Sequence[str]):
     def nbytes(self) -> int:
         """Memory in bytes."""
         return len(self.data) + self.ends.nbytes
+
+
+class PathsBelow(Sequence[str]):
+    """The path of each id below a folder, joined when it is needed: a million paths would take memory."""
+
+    def __init__(self, top: str, ids: Sequence[str]) -> None:
+        self.top = top
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> "PathsBelow": ...
+    def __getitem__(self, i: int | slice) -> "str | PathsBelow":
+        if isinstance(i, slice):
+            return PathsBelow(self.top, self.ids[i])
+        return os.path.join(self.top, *self.ids[i].split("/"))
 
 
 def pick(column: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
