@@ -83,7 +83,7 @@ def test_a_broken_image_is_left_out_of_the_results(tmp_path):
     assert sort_run(run, tmp_path / "sorted", copy=False, device="cpu") == 23
     with pytest.raises(UserError, match=r"dog/001.jpg cannot be read: not an image"):
         fitted(source, tmp_path / "strict", merge(ON_DEMAND, {"data": {"strict": True}}))
-    with pytest.raises(UserError, match=r"dog/001.jpg: not an image .*\(data.strict\)"):
+    with pytest.raises(UserError, match=r"dog/001.jpg cannot be read: not an image .*\(data.strict\)"):
         fitted(source, tmp_path / "strict", merge(TINY, {"data": {"strict": True}}))
     assert not (tmp_path / "strict" / "model.safetensors").exists()
 
@@ -100,6 +100,7 @@ def test_images_are_decoded_in_every_epoch_if_the_cache_would_fill_the_disk():
     fits = plan(1000, 2 * size)
     assert fits.config.data.on_demand is None
     assert "decoding: once, into a cache of 49.2 MB; 98.3 MB are free" in fits.reasons
+    assert "decoding: once, into a cache of 983.0 kB; 80.0 GB are free" in plan(20, 80 * 10**9).reasons
     too_large = plan(1000, 2 * size - 1)
     assert too_large.config.data.on_demand is True
     assert any(text.startswith("data.on_demand=true: a cache of decoded images would") for text in too_large.reasons)

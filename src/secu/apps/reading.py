@@ -26,12 +26,13 @@ def reading(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         return {}, f"decoding: {'in every epoch' if wanted else 'once'}, as requested"
     if facts.room is None:
         return {}, "decoding: as the source is read best"
-    free = f"{_gigabytes(facts.room)} are free"
+    free = f"{_readable(facts.room)} are free"
     if size <= CACHE_SHARE * facts.room:
-        return {}, f"decoding: once, into a cache of {_gigabytes(size)}; {free}"
-    why = f"a cache of decoded images would take {_gigabytes(size)}, and {free}; every epoch decodes them again"
+        return {}, f"decoding: once, into a cache of {_readable(size)}; {free}"
+    why = f"a cache of decoded images would take {_readable(size)}, and {free}; every epoch decodes them again"
     return {"data": {"on_demand": True}}, f"data.on_demand=true: {why}"
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+def _readable(size: int) -> str:
+    unit, name = next((pair for pair in ((1e9, "GB"), (1e6, "MB")) if size >= pair[0]), (1e3, "kB"))
+    return f"{size / unit:,.1f} {name}"

@@ -185,7 +185,8 @@ def require_all(images: Images) -> Images:
         UserError: One is.
     """
     if images.skipped:
-        raise UserError(f"source: {': '.join(map(printable, images.skipped[0]))} (data.strict)")
+        name, reason = images.skipped[0]
+        raise UserError(f"source: {printable(name)} cannot be read: {reason} (data.strict)")
     if images.broken is not None:
         images.broken.most = 0.0
     return images
