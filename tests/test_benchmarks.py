@@ -228,3 +228,13 @@ def test_self_labeling_is_kept_with_both_seeds_and_only_with_its_usual_settings(
     assert kept[1]["config"]["init_from"] == "runs/digits"
     with pytest.raises(UserError, match="not made by secu selflabel"):
         results.keep("digits", second("other", {"optim": {"lr": 0.2}}), "abc")
+
+
+def test_feed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
+    sizes = ["--images", "6", "--sizes", "32", "--batch", "4", "--repeats", "2"]
+    report = run("feed.py", "--device", "cpu", *sizes, str(tmp_path / "a.json"))
+    rates = report["rates"]["32"]
+    assert list(rates) == ["decoding_alone", "files", "shards"]
+    assert rates["decoding_alone"]["share_of_decoding_alone"] == 1
+    assert all(value > 0 for found in rates.values() for value in found.values())

@@ -208,8 +208,8 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(secu, home):
     lines = result.out.splitlines()
     assert lines[0] == "120 images in digits"
     settings = [line.split("=")[0].split(":")[0].strip() for line in lines[1:-1]]
-    expected = ["constraint.lower", "data.image_size", "data.channels", "encoder.backbone", "optim.batch_size"]
-    assert settings == [*expected, "centers.kind", "heads", "optim.epochs", "augment", "answer"]
+    expected = ["constraint.lower", "data.image_size", "data.channels", "decoding", "encoder.backbone"]
+    assert settings == [*expected, "optim.batch_size", "centers.kind", "heads", "optim.epochs", "augment", "answer"]
     assert re.fullmatch(r"about \d+ (seconds|minutes) on this device", lines[-1])
     assert tree(home) == before
 
@@ -338,6 +338,8 @@ MISTAKES = {
     "not a pair": (["fit", "digits", "-k", "3", "fast"], ["'fast' must look like key=value"]),
     "time": (["fit", "digits", "-k", "3", "--time-limit", "soon"], ["--time-limit: 'soon'"]),
     "both": (["fit", "digits", "-k", "3", "--resume", "--force"], ["cannot be combined"]),
+    "missing shards": (["fit", "s-{0..3}.tar", "-k", "3"], ["stands for 4 files", "s-0.tar and 3 more does not exist"]),
+    "no shards": (["predict", "runs/digits", "none/*.parquet"], ["no file matches none/*.parquet"]),
     "dry run": (["fit", "nowhere", "-k", "3", "--dry-run"], ["nowhere does not exist"]),
     "expanded": (["fit", "digits/0/0.png", "-k", "3", "digits/1"], ["expected one source", "'digits/1'", "in quotes"]),
     "predict what": (["predict", "runs/digits"], ["SOURCE"]),

@@ -41,7 +41,7 @@ def test_a_split_defaults_to_the_one_to_train_on(tmp_path):
     for settings, color in (({}, 10), ({"train": "test"}, 20)):
         images = load_dataset("imagenet", None, tmp_path, image_size=4, **settings)
         assert images.fetch(torch.tensor([0])).unique().tolist() == [color]
-    assert open_source("dataset:imagenet", root=tmp_path).paths == [str(tmp_path / "train" / "a" / "x.png")]
+    assert list(open_source("dataset:imagenet", root=tmp_path).paths) == [str(tmp_path / "train" / "a" / "x.png")]
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "cifar100-20", "stl10"])

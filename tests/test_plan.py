@@ -219,7 +219,7 @@ def test_every_plan_is_possible():
             assert found.config.data.image_size <= side
             assert found.config.data.channels == channels
             assert found.seconds > 0
-            assert len(found.reasons) == 10
+            assert len(found.reasons) == 11
             assert all(": " in text and "\n" not in text for text in found.reasons)
 
 

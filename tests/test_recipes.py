@@ -23,6 +23,8 @@ NEW = {
     "head": 0,
     "answer": "head",
     "data.features": None,
+    "data.on_demand": None,
+    "data.strict": False,
     "encoder.trainable": "all",
     "neighbors.count": 0,
     "neighbors.start": 0.5,

@@ -39,6 +39,8 @@ class DataConfig(Model):
     values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d{1,9}$")  # range of an array or of 16-bit files
     max_pixels: int = Field(100_000_000, ge=1, le=MOST)  # larger images are skipped; a JPEG may have 8 times as many
     features: int | None = Field(None, ge=1, le=WIDEST)  # length of feature vectors as inputs; None: pixels
+    on_demand: bool | None = None  # decode images in every epoch instead of once into a cache; None: ImageNet only
+    strict: bool = False  # end the run if an image cannot be read, instead of leaving it out
     mean: Channels = (0.5,)  # mean per channel, for pixel values between 0 and 1
     std: Channels = (0.25,)  # standard deviation per channel
 

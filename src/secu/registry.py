@@ -99,4 +99,8 @@ METHODS = Registry(
     secu="secu.methods.secu:StableClustering",
     selflabel="secu.methods.selflabel:SelfLabeling",
 )
-SOURCES = Registry("data.source", dataset="secu.data.datasets:open_dataset")
+SOURCES = Registry(
+    "data.source",
+    dataset="secu.data.datasets:open_dataset",
+    hf="secu.data.hub_images:open_hub",
+)

@@ -46,14 +46,22 @@ def estimate(config: Config, facts: Facts) -> float:
     pixels = (side / 32) ** 2 / {"cifar": 1, "stl": 4, "imagenet": 16}[config.encoder.stem]
     batch = config.optim.batch_size
     step = max(batch * max(pixels, 0.08) / speed, SHORTEST_STEP.get(facts.device, 0.0))
-    return config.optim.total_epochs * facts.images / batch * step
+    training = facts.images / batch * step
+    if config.data.on_demand:  # while one batch is trained on, the next is decoded; a CPU does both
+        decoding = reading(facts)
+        training = training + decoding if facts.device == "cpu" else max(training, decoding)
+    return config.optim.total_epochs * training
+
+
+def reading(facts: Facts) -> float:
+    """Return a rough estimate of the seconds for reading and decoding all images once."""
+    return facts.images * (facts.side**2 / READ_PIXELS + 1 / READ_FILES) / cores()
 
 
 def overhead(config: Config, facts: Facts) -> float:
     """Return a rough estimate of the seconds for starting, reading images, and writing the report."""
-    reading = facts.images * (facts.side**2 / READ_PIXELS + 1 / READ_FILES) / cores()
     embedding = embedding_seconds(config, facts) if facts.frozen else 0.0
-    return STARTING.get(facts.device, STARTING["cpu"]) + reading + embedding
+    return STARTING.get(facts.device, STARTING["cpu"]) + reading(facts) + embedding
 
 
 def estimate_on_features(config: Config, facts: Facts) -> float:

@@ -33,6 +33,7 @@ class Facts:
         device: cpu, mps or cuda.
         features: Length of given feature vectors; 0 for images.
         frozen: The pretrained backbone whose features are clustered; empty if the encoder is trained.
+        room: Disk space in bytes that is free for decoded images; None if they are not cached in any case.
     """
 
     images: int
@@ -41,6 +42,7 @@ class Facts:
     device: str
     features: int = 0
     frozen: str = ""
+    room: int | None = None
 
     @property
     def on_features(self) -> bool:

@@ -12,8 +12,9 @@ from secu.apps import pipeline
 from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
+from secu.apps.reading import room_for
 from secu.config import Config, DataConfig
-from secu.data import Images, Source, VectorSource, open_source, remember, shape_of
+from secu.data import Images, Source, VectorSource, open_source, remember, require_all, shape_of
 from secu.errors import UserError
 from secu.nets.pretrained import describe, missing_extra, require_extra
 from secu.settings import merge, nest, resolve
@@ -70,8 +71,8 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     """
     overrides = dict(request.overrides or {})
     if before is not None:
-        decoding = before.config().data.model_dump(include={"image_size", "channels", "values"}, exclude_none=True)
-        overrides = merge({"data": decoding}, overrides)
+        kept = {"image_size", "channels", "values", "on_demand"}
+        overrides = merge({"data": before.config().data.model_dump(include=kept, exclude_none=True)}, overrides)
     overrides = _with_encoder(overrides, request.encoder)
     device = choose_device(request.device)
     asked = resolve(overrides).data
@@ -82,7 +83,8 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     probe = source.probe()
     values = _values(source, probe.values, asked.values)
     features = source.vectors.shape[1] if isinstance(source, VectorSource) else 0
-    facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features)
+    room = room_for(source, request.cache) if before is None else None
+    facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features, room=room)
     facts, note = _with_backbone(facts, overrides, scratch=request.encoder == SCRATCH)
     place = {"source": source.place or None, "labels": request.labels, "values": values}
     plan = make_plan(facts, request.clusters, request.balance, merge(overrides, {"data": place}))
@@ -169,6 +171,8 @@ def fit(
         allow_bad=request.allow_bad,
         progress=listener.reading,
     )
+    if data.strict:
+        require_all(images)
     if len(images) < request.clusters:
         needed = f"{request.clusters} clusters need at least {request.clusters} readable images"
         raise UserError(f"clusters: {needed}, got {len(images)}")

@@ -40,13 +40,20 @@ def load_inputs(
     source = source.limited(config.data.max_pixels)
     shape = shape_of(config.data)
     values = config.data.values
-    if not needs_front(config):
-        return load_images(
-            source, shape, values=values, cache=cache, allow_bad=allow_bad, strict=strict, progress=progress
+    if needs_front(config):
+        front = Front(config, shape[0]).to(choose_device(device))
+        return embed_images(
+            source, front, shape, values=values, cache=cache, allow_bad=allow_bad, strict=strict, progress=progress
         )
-    front = Front(config, shape[0]).to(choose_device(device))
-    return embed_images(
-        source, front, shape, values=values, cache=cache, allow_bad=allow_bad, strict=strict, progress=progress
+    return load_images(
+        source,
+        shape,
+        values=values,
+        cache=cache,
+        allow_bad=allow_bad,
+        strict=strict,
+        on_demand=config.data.on_demand,
+        progress=progress,
     )
 
 

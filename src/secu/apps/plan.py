@@ -12,6 +12,7 @@ from typing import Any
 from secu.apps import feature_plan
 from secu.apps.durations import estimate, overhead
 from secu.apps.feature_plan import Change, Facts, asked
+from secu.apps.reading import reading
 from secu.config import Config
 from secu.errors import UserError
 from secu.nets.pretrained import describe
@@ -232,4 +233,4 @@ def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Chan
     return {"augment": change}, "augment: shift, rotation, shear and scale; gray images may be writing, so no flip"
 
 
-RULES: tuple[Rule, ...] = (_size, _channels, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
+RULES: tuple[Rule, ...] = (_size, _channels, reading, _encoder, _batch, _centers, _heads, _schedule, _augmentation)

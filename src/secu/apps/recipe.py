@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from secu.apps.images import images_to_score, open_inputs, require_unchanged
 from secu.apps.pipeline import Finished, Options, Request, run_together
 from secu.config import Config
-from secu.data import remember
+from secu.data import remember, require_all
 from secu.errors import UserError
 from secu.settings import load_config, parse_overrides
 from secu.train.device import choose_device
@@ -30,6 +30,8 @@ def run_recipes(requests: Sequence[Request], *, data: Path | None = None, **opti
     config = requests[0].config
     device = options.get("device", "auto")
     images = open_inputs(config, root=data, device=device, progress=requests[0].listener.reading)
+    if config.data.strict:
+        require_all(images)
     if left_out := len(images.skipped) + len(images.repeated):
         requests[0].listener.note(f"images left out: {left_out:,}")
     known = remember(images)

@@ -11,8 +11,8 @@ from PIL import Image
 
 from secu.apps.images import images_of
 from secu.data import Images, printable
-from secu.data.decode import BadImage, as_bad_image
-from secu.data.folders import spelled_out
+from secu.data.decode import BadImage, as_bad_image, opened
+from secu.data.folders import is_image, spelled_out
 from secu.data.text import one_line
 from secu.errors import UserError
 from secu.results.edits import WRONG, ranked, read_edits, read_rows
@@ -57,7 +57,8 @@ def sort_run(
         found = load_predictor(run, choose_device(device)).predict(images)
         cluster_of = found.cluster.tolist()
         edits = read_edits(names, clusters, dict(zip(images.ids, cluster_of, strict=True)))
-        best_first = found.cosine.argsort(descending=True, stable=True).tolist()
+        readable = set(images.readable_rows()) if images.broken else range(len(images))
+        best_first = filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist())
         folder_of = {
             index: WRONG if images.ids[index] in edits.wrong else edits.folders[cluster_of[index]]
             for index in best_first
@@ -68,7 +69,7 @@ def sort_run(
             _fill(place, images, folder_of, copy=copy)
         except OSError as error:
             raise UserError(f"sort: cannot write {destination}: {one_line(error)}") from None
-    return len(images)
+    return len(folder_of)
 
 
 @contextmanager
@@ -122,6 +123,16 @@ def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
         )
 
 
+def _file_name(name: str, content: bytes) -> str:
+    """Return the file name of an image, with an ending by its content if it has none, such as the row of a table."""
+    last = name.rpartition("/")[2]
+    if is_image(last):
+        return last
+    with suppress(BadImage), opened(content) as image:
+        return f"{last}.{str(image.format).lower()}"
+    return last
+
+
 def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> None:
     """Link, copy, unpack or write one image."""
     try:
@@ -132,7 +143,7 @@ def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> N
     if isinstance(original, Path):
         _put_file(original, folder / ranked(rank, original.name), copy=copy)
     elif isinstance(original, bytes):
-        (folder / ranked(rank, images.ids[index].rpartition("/")[2])).write_bytes(original)
+        (folder / ranked(rank, _file_name(images.ids[index], original))).write_bytes(original)
     else:
         Image.fromarray(original).save(folder / ranked(rank, f"{images.ids[index]}.png"))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from secu.results.found import Results
 
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .npz, .csv, .parquet, .zip or .tar of images.")
+    str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .csv, .parquet, .zip or .tar of images, or shards.")
 ]
 AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more than 5% of the images cannot be read.")]
 
@@ -51,6 +51,7 @@ def fit(
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and exit.")] = False,
     allow_bad: AllowBad = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop if any image cannot be read.")] = False,
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
@@ -77,6 +78,7 @@ def fit(
         if resume and before is None:
             console.print(f"{path} holds no run yet: starting a new one", soft_wrap=True)
     settings = merge(parse_overrides(overrides or []), {} if seed is None else {"seed": seed})
+    settings = merge(settings, {"data": {"strict": True}} if strict else {})
     if from_scratch and encoder:
         raise UserError(f"--from-scratch: contradicts --encoder {encoder}; give one of them")
     encoder = "scratch" if from_scratch else encoder

@@ -10,7 +10,7 @@ from secu.data.decode import BadImage
 from secu.data.downloads import data_root, download
 from secu.data.images import Images
 from secu.data.known import Known, changes, remember
-from secu.data.loading import default_cache, load, load_images
+from secu.data.loading import default_cache, load, load_images, require_all
 from secu.data.memory import open_images
 from secu.data.opening import input_shape, open_source, shape_of, splits_of
 from secu.data.probe import Probe
@@ -45,6 +45,7 @@ __all__ = [
     "open_source",
     "printable",
     "remember",
+    "require_all",
     "shape_of",
     "splits_of",
 ]

@@ -111,6 +111,7 @@ class TarSource(_ArchiveSource):
         except Exception as error:  # tarfile may raise any exception on a damaged or malicious file
             raise _unreadable(name, error) from None
         super().__init__(name, found)
+        self.random_order = isinstance(self.file, io.BufferedReader)  # a compressed one is read from the start
 
     def _list(self, size: int) -> list[Member]:
         plain = isinstance(self.file, io.BufferedReader)

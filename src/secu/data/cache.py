@@ -10,17 +10,20 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from secu.data.decode import MAX_PIXELS, BadImage
+from secu.data.partial import EVERY, Part
 from secu.data.rows import FileRows, fits_in_memory
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded
@@ -28,6 +31,7 @@ from secu.errors import UserError
 
 VERSION = 1  # increment it whenever the same file would decode to different pixels
 MARK = b"SeCu" + VERSION.to_bytes(4, "little")
+RESUMABLE = 1 << 30  # bytes; smaller caches are decoded again from the start after an interruption
 FORGOTTEN = 24 * 3600  # seconds after which a temporary file is considered abandoned
 
 Progress = Callable[[int, int], None]  # called with images done and total
@@ -52,6 +56,13 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
     """
     path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{_slug(values)}.v{VERSION}.images"
     return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
+
+
+def free_space(source: Source, folder: Path) -> int:
+    """Return the disk space in bytes for the decoded images of a source, including its cache files of now."""
+    place = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    held = sum(file.stat().st_size for file in folder.glob(f"{_key(source)}-*.images"))
+    return shutil.disk_usage(place).free + held
 
 
 def state_of(source: Source) -> str:
@@ -95,26 +106,49 @@ def _stored(path: Path, shape: tuple[int, ...], bad: dict[int, str]) -> Stored:
 
 
 def _build(path: Path, source: Source, shape: Shape, values: str | None, progress: Progress | None) -> Stored:
-    """Decode all images of a source into a cache file, and remove files of its earlier states."""
-    row = int(np.prod(shape))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # known before it is made, so never left behind
+    """Decode all images of a source into a cache file, and remove files of its earlier states.
+
+    If it is interrupted, a large file is kept and continued the next time.
+    """
+    size = len(source) * int(np.prod(shape))
+    large = size >= RESUMABLE
+    part = Part(path.with_name(f".{path.name}.{'part' if large else secrets.token_hex(4)}"), len(source))
+    keep = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent, source)
-        with open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            _reserve(file, len(source) * row)
-            bad = _decode_into(file, source, shape, values, progress)
-            if len(bad) == len(source):
-                first = bad[min(bad)].reason
-                raise UserError(f"source: none of the {len(bad)} images in {source.name} can be read; first: {first}")
-            _finish(file, bad, len(source), row)
-        temporary.replace(path)
+        with FileLock(path.with_name(f".{path.name}.lock")) if large else nullcontext():
+            if large and (ready := _load(path, len(source), shape)) is not None:
+                return ready  # another process has just made it
+            _sweep(path, source)
+            bad = _fill(part, source, shape, values, progress)
+            part.path.replace(path)
+    except KeyboardInterrupt:
+        keep = large
+        raise
     except OSError as error:
-        raise UserError(cannot_write(path, error, len(source) * row)) from None
+        raise UserError(cannot_write(path, error, size)) from None
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        if not keep:
+            part.remove()
     return _stored(path, (len(source) - len(bad), *shape), {i: error.reason for i, error in bad.items()})
+
+
+def _fill(
+    part: Part, source: Source, shape: Shape, values: str | None, progress: Progress | None
+) -> dict[int, BadImage]:
+    """Decode the images that are missing in a file, and finish it; return the bad ones."""
+    row = int(np.prod(shape))
+    done, bad = part.load()
+    flags = os.O_RDWR | os.O_CREAT | (0 if done else os.O_TRUNC)
+    with open(os.open(part.path, flags, 0o600), "r+b") as file:
+        _reserve(file, len(source) * row)
+        _decode_into(file, part, source, shape, values, progress, done, bad)
+        if len(bad) == len(source):
+            first = bad[min(bad)].reason
+            raise UserError(f"source: none of the {len(bad)} images in {source.name} can be read; first: {first}")
+        part.note.unlink(missing_ok=True)  # rows will move
+        _finish(file, bad, len(source), row)
+    return bad
 
 
 def _reserve(file: IO[bytes], size: int) -> None:
@@ -128,20 +162,28 @@ def _reserve(file: IO[bytes], size: int) -> None:
 
 
 def _decode_into(
-    file: IO[bytes], source: Source, shape: Shape, values: str | None, progress: Progress | None
-) -> dict[int, BadImage]:
-    """Write each readable image to its row; return the bad ones."""
-    bad: dict[int, BadImage] = {}
-    with closing(decoded(source, shape, values)) as outcomes:
-        for done, (i, outcome) in enumerate(outcomes, 1):
+    file: IO[bytes],
+    part: Part,
+    source: Source,
+    shape: Shape,
+    values: str | None,
+    progress: Progress | None,
+    done: int,
+    bad: dict[int, BadImage],
+) -> None:
+    """Write each readable image to its row, and add the others to the bad ones; skip those that are done."""
+    rest = dict.fromkeys(source.order[done:], shape) if done else shape
+    with closing(decoded(source, rest, values)) as outcomes:
+        for now, (i, outcome) in enumerate(outcomes, done + 1):
             if isinstance(outcome, BadImage):
                 bad[i] = outcome
             else:
                 file.seek(i * outcome.nbytes)
                 file.write(outcome.data)
+            if now % EVERY == 0:
+                part.save(file, now, bad)
             if progress:
-                progress(done, len(source))
-    return bad
+                progress(now, len(source))
 
 
 def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> None:
@@ -168,14 +210,16 @@ def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> 
     os.fsync(file.fileno())  # a delayed write may still fail on a full disk
 
 
-def _sweep(folder: Path, source: Source) -> None:
+def _sweep(path: Path, source: Source) -> None:
     """Remove cache files of earlier states of a source, and temporary files left by killed processes."""
+    folder = path.parent
     for old in folder.glob(f"{_key(source)}-*.images"):
         if not (old.name.startswith(f"{state_of(source)}-") and old.name.endswith(f".v{VERSION}.images")):
             old.unlink(missing_ok=True)
     for left in folder.glob(f".{_key(source)}-*.images.*"):
         with suppress(FileNotFoundError):  # another process may be about to finish it
-            if time.time() - left.stat().st_mtime > FORGOTTEN:
+            ours = left.name.startswith((f".{path.name}.part", f".{path.name}.lock"))
+            if not ours and time.time() - left.stat().st_mtime > FORGOTTEN:
                 left.unlink()
 
 

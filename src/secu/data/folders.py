@@ -1,6 +1,5 @@
 """List the images in folders and glob patterns; each file is listed once, even if there are links to it."""
 
-import glob
 import os
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -8,7 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from secu.data.listing import Listing, listed
+from secu.data.patterns import is_pattern
 from secu.data.source import FileSource, Skipped
+from secu.data.strings import Names, PathsBelow
 from secu.data.text import natural, one_line, printable
 from secu.errors import UserError
 
@@ -20,12 +22,15 @@ SUFFIXES = tuple(_SUFFIXES.split())
 Entry = os.DirEntry[str]
 
 
-class Listing(NamedTuple):
-    """The images below a folder by relative path, the skipped entries, and the number of other files."""
+class NoImages(UserError):
+    """A folder or pattern without images."""
 
-    ids: list[str]
-    skipped: list[Skipped]
-    others: int
+
+class Visit(NamedTuple):
+    """A visited folder: its relative path, and when it last changed."""
+
+    name: str
+    time: int
 
 
 def is_image(name: str) -> bool:
@@ -39,7 +44,7 @@ def open_folder(name: str) -> FileSource:
     Raises:
         UserError: The folder cannot be read.
     """
-    return _files(name, os.path.abspath(name), name, walk(name))
+    return _files(name, os.path.abspath(name), name, listed(name, "all", lambda: walk(name)))
 
 
 def open_glob(pattern: str) -> FileSource:
@@ -51,10 +56,14 @@ def open_glob(pattern: str) -> FileSource:
     top, wanted = split_pattern(pattern)
     if not os.path.isdir(top):
         raise UserError(f"source: {printable(top)} in the pattern {printable(pattern)} is not a folder")
-    listing = walk(
+    listing = listed(
         top,
-        takes=lambda name: _matches(name.split("/"), wanted),
-        enters=lambda name: _may_lead(name.split("/"), wanted),
+        f"pattern {'/'.join(wanted)}",
+        lambda: walk(
+            top,
+            takes=lambda name: _matches(name.split("/"), wanted),
+            enters=lambda name: _may_lead(name.split("/"), wanted),
+        ),
     )
     return _files(pattern, os.path.abspath(pattern), top, listing)
 
@@ -65,11 +74,15 @@ def open_classes(name: str, top: str) -> FileSource:
     Classes and files are in plain string order, as in torchvision. A class without images keeps its number, so that
     targets are consistent across splits.
     """
-    listing = walk(
+    listing = listed(
         top,
-        takes=lambda name: name.count("/") == 1,
-        enters=lambda name: "/" not in name,
-        key=lambda name: name.split("/"),
+        "classes",
+        lambda: walk(
+            top,
+            takes=lambda name: name.count("/") == 1,
+            enters=lambda name: "/" not in name,
+            key=lambda name: name.split("/"),
+        ),
     )
     if not listing.ids:
         raise UserError(f"{name}: no images found in {top}; put them into one folder per class: {top}/<class>/<image>")
@@ -81,22 +94,22 @@ def open_classes(name: str, top: str) -> FileSource:
 
 
 def split_pattern(pattern: str) -> tuple[str, list[str]]:
-    """Return the folder before a pattern's first wildcard, and the parts from the first wildcard on."""
+    """Return the folder before a pattern's first wildcard or brace, and the parts from there on."""
     parts = os.path.normpath(pattern).split(os.sep)
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    fixed = next(i for i, part in enumerate(parts) if is_pattern(part))
     return os.sep.join(parts[:fixed]) or (os.sep if os.path.isabs(pattern) else "."), parts[fixed:]
 
 
 def spelled_out(name: str) -> str:
     """Return the location of a source's images: its name or, for a pattern, the folder before the first wildcard."""
-    return split_pattern(name)[0] if glob.has_magic(name) and not os.path.lexists(name) else name
+    return split_pattern(name)[0] if is_pattern(name) and not os.path.lexists(name) else name
 
 
 def _files(name: str, place: str, top: str, listing: Listing, **more: Any) -> FileSource:
     if not listing.ids and not listing.skipped:
         others = f"; {listing.others} files there are of other kinds" if listing.others else ""
-        raise UserError(f"source: no images in {printable(name)} (looked for {' '.join(SUFFIXES)}){others}")
-    paths = [os.path.join(top, *name.split("/")) for name in listing.ids]
+        raise NoImages(f"source: no images in {printable(name)} (looked for {' '.join(SUFFIXES)}){others}")
+    paths = PathsBelow(top, listing.ids)
     return FileSource(name, place, listing.ids, paths, skipped=listing.skipped, **more)
 
 
@@ -117,26 +130,46 @@ def walk(
         enters: Whether to visit a folder, by its relative path.
         key: Sort key, from an image's relative path.
     """
-    files: dict[str, str] = {}  # real path → relative path
+    files: list[str] = []
     links: list[str] = []
     skipped: list[Skipped] = []
+    visited: dict[str, Visit] = {}
     others = 0
-    for place, name, entry in _below(top, enters, skipped):
+    for name, entry in _below(top, enters, skipped, visited):
         if not (is_image(entry.name) and takes(name)):
             others += 1
         elif entry.is_symlink():
             links.append(name)
         elif entry.is_file():
-            files[os.path.join(place, entry.name)] = name
+            files.append(name)
         else:
             skipped.append((name, "not a file"))
-    for name in sorted(links, key=natural):
-        files.setdefault(os.path.realpath(os.path.join(top, name)), name)
-    return Listing(sorted(files.values(), key=key), sorted(skipped), others)
+    files += _new_targets(top, sorted(links, key=natural), visited, takes)
+    files.sort(key=key)
+    times = np.array([visit.time for visit in visited.values()], np.int64)
+    return Listing(Names.of(files), sorted(skipped), others, Names.of(visited), times, bool(links))
 
 
-def _below(top: str, enters: Callable[[str], bool], skipped: list[Skipped]) -> Iterator[tuple[str, str, Entry]]:
-    """Yield all files that are not hidden, each with the real path of its folder and its own relative path."""
+def _new_targets(top: str, links: list[str], visited: dict[str, Visit], takes: Callable[[str], bool]) -> list[str]:
+    """Return the links to files that are not listed already, under their own name or that of another link.
+
+    A file is listed if its folder was, so that a set of a million paths is not needed.
+    """
+    new: dict[str, str] = {}  # real path → relative path of the link
+    for name in links:
+        target = os.path.realpath(os.path.join(top, name))
+        folder, file = os.path.split(target)
+        visit = visited.get(folder)
+        is_listed = visit is not None and is_image(file) and takes(f"{visit.name}{file}") and os.path.isfile(target)
+        if not is_listed:
+            new.setdefault(target, name)
+    return list(new.values())
+
+
+def _below(
+    top: str, enters: Callable[[str], bool], skipped: list[Skipped], visited: dict[str, Visit]
+) -> Iterator[tuple[str, Entry]]:
+    """Yield all files that are not hidden with their relative paths; fill in the folders by their real path."""
     real = [""]
     linked: list[str] = []
     seen: set[str] = set()
@@ -146,17 +179,27 @@ def _below(top: str, enters: Callable[[str], bool], skipped: list[Skipped]) -> I
         if place in seen:
             continue
         seen.add(place)
+        changed = _changed(place)  # before it is listed, so that no change is missed
         entries = _entries(place, folder, skipped)
-        if folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}:
+        run = folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}
+        visited[place] = Visit(folder, changed)
+        if run:
             continue  # a run folder: its pictures are not part of the data
         for entry in entries:
             name = f"{folder}{entry.name}"
             if entry.name.startswith("."):
                 continue
             if not _is_folder(entry):
-                yield place, name, entry
+                yield name, entry
             elif enters(name):
                 (linked if entry.is_symlink() else real).append(f"{name}/")
+
+
+def _changed(place: str) -> int:
+    try:
+        return os.stat(place).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _entries(place: str, folder: str, skipped: list[Skipped]) -> list[Entry]:

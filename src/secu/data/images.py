@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.data.broken import Broken
 from secu.data.cutting import Choose
 from secu.data.decode import BadImage
 from secu.data.rows import FileRows
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
+from secu.data.strings import pick, picked_ids
 from secu.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Images:
         shape: Shape of one input: channels, height and width of images, or (D,) of features.
         rows: All inputs in a cache file, if they do not fit into memory.
         checksums: A checksum of the pixels of each image, if the inputs are not pixels.
+        broken: The images that could not be read, if they are decoded on demand.
     """
 
     tensor: Tensor | None
@@ -63,6 +66,7 @@ class Images:
     shape: Shape = (0, 0, 0)  # set from the tensor, if there is one
     rows: FileRows | None = None
     checksums: NDArray[np.uint32] | None = None
+    broken: Broken | None = None
 
     def __post_init__(self) -> None:
         if self.tensor is not None:
@@ -97,24 +101,23 @@ class Images:
 
         if self.rows is not None:
             return torch.from_numpy(self.rows[index.numpy()])
-        assert self.source is not None
+        assert self.broken is not None
         numbers = [self.numbers[i] for i in index.tolist()]
-        return torch.from_numpy(decode_now(self.source, numbers, self.shape, self.values))
+        return torch.from_numpy(decode_now(self.broken, numbers, self.shape, self.values))
 
     def fetch_ahead(self, batches: Iterable[Tensor]) -> Generator[Tensor]:
         """Yield the inputs of successive batches; images that are decoded on demand are decoded ahead.
 
         Close the iterator (``contextlib.closing``) when leaving it early.
         """
-        if self.tensor is not None:
-            for index in batches:
-                yield self.tensor[index]
+        if self.tensor is not None or self.rows is not None:
+            yield from map(self.fetch, batches)
             return
         import torch
 
-        assert self.source is not None
+        assert self.broken is not None
         numbers = ([self.numbers[i] for i in index.tolist()] for index in batches)
-        with closing(decoded_ahead(self.source, numbers, self.shape, self.values)) as decoded_batches:
+        with closing(decoded_ahead(self.broken, numbers, self.shape, self.values)) as decoded_batches:
             for pixels in decoded_batches:
                 yield torch.from_numpy(pixels)
 
@@ -134,8 +137,9 @@ class Images:
         import torch
 
         assert self.source is not None
+        broken = self.broken or Broken(self.source)
         numbers = [self.numbers[i] for i in index.tolist()]
-        return torch.from_numpy(crop_now(self.source, numbers, choose, (self.shape[0], size, size), self.values))
+        return torch.from_numpy(crop_now(broken, numbers, choose, (self.shape[0], size, size), self.values))
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
         """Return images for display, uint8 (B, C, S, S): see ``iter_pictures``."""
@@ -213,6 +217,20 @@ class Images:
         pixels: NDArray[np.uint8] = self.fetch(torch.tensor([i]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
         return pixels
 
+    def readable_rows(self) -> Sequence[int]:
+        """Return the rows of all images but those that could not be read on demand when they were last tried."""
+        everything = range(len(self))
+        bad = self.broken.reasons if self.broken else {}
+        return [row for row in everything if self.numbers[row] not in bad] if bad else everything
+
+    def without_broken(self) -> Images:
+        """Return the images of ``readable_rows``; the others are listed as skipped."""
+        bad = self.broken.reasons if self.broken else {}
+        if not bad or self.source is None:
+            return self
+        skipped = [(self.source.ids[i], bad[i]) for i in sorted(bad)]
+        return replace(self.select(self.readable_rows()), skipped=(*self.skipped, *skipped))
+
     def select(self, rows: Sequence[int]) -> Images:
         """Return the images in the given rows, in this order, with the remaining classes."""
         rows = list(rows)
@@ -229,8 +247,8 @@ class Images:
             rows=None if self.rows is None else self.rows.select(rows),
             targets=targets,
             class_names=names,
-            ids=tuple(self.ids[i] for i in rows),
-            columns={name: [column[i] for i in rows] for name, column in self.columns.items()},
+            ids=picked_ids(self.ids, rows),
+            columns={name: pick(column, rows) for name, column in self.columns.items()},
             numbers=[self.numbers[i] for i in rows],
             checksums=None if self.checksums is None else self.checksums[rows],
         )

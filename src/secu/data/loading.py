@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
 from secu.data.images import Images
 from secu.data.opening import open_source, shape_of, splits_of
 from secu.data.rows import FileRows
 from secu.data.source import Shape, Source
-from secu.data.stream import decoded_in_batches, needs_decoding, unreadable
+from secu.data.stream import decoded_in_batches, needs_decoding
+from secu.data.strings import pick, picked_ids
 from secu.data.text import printable
 from secu.data.vectors import VectorSource
 from secu.errors import UserError
@@ -22,7 +24,6 @@ from secu.errors import UserError
 if TYPE_CHECKING:
     from secu.config import DataConfig
 
-MAX_BAD = 0.05  # maximum share of unreadable images, unless allow_bad is set
 LARGEST = 4096  # maximum side of a decoded image, in pixels
 BATCH = 1024  # images copied at a time, so that a large file (STL-10: 2.7 GB) is in memory only once
 
@@ -48,8 +49,16 @@ def load(
     if split is None and splits_of(data.source):
         split = data.train
     source = open_source(data.source, data.labels, split, root=root)
-    source = source.limited(data.max_pixels)
-    return load_images(source, shape_of(data), values=data.values, cache=cache, allow_bad=allow_bad, progress=progress)
+    images = load_images(
+        source.limited(data.max_pixels),
+        shape_of(data),
+        values=data.values,
+        cache=cache,
+        allow_bad=allow_bad,
+        on_demand=data.on_demand,
+        progress=progress,
+    )
+    return require_all(images) if data.strict else images
 
 
 def load_images(
@@ -60,12 +69,13 @@ def load_images(
     cache: Path | None = None,
     allow_bad: bool = False,
     strict: bool = False,
+    on_demand: bool | None = None,
     progress: Progress | None = None,
 ) -> Images:
     """Load the images of a source as squares.
 
-    They are decoded on demand if the source is ``on_demand``, into memory if it cannot be cached, and otherwise into
-    the cache, unless the cache is up to date.
+    They are decoded on demand if that is asked for or the source is ``on_demand``, into memory if it cannot be cached,
+    and otherwise into the cache, unless the cache is up to date.
 
     Args:
         source: A source returned by ``open_source`` or ``open_images``.
@@ -76,6 +86,7 @@ def load_images(
             states of the source are removed when the images are decoded again.
         allow_bad: Continue when more than 5% of the images cannot be read.
         strict: Decode into memory, and raise if an image cannot be read; always the case for images in memory.
+        on_demand: Decode images whenever they are needed, instead of once; None: as the source prefers.
         progress: Called with the number of images decoded so far and in total; not called if nothing is decoded.
 
     Raises:
@@ -88,8 +99,9 @@ def load_images(
         raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
     _check(shape)
     values = source.values_of(values)
-    if source.on_demand:
-        return combine(source, None, values, shape)
+    if source.on_demand if on_demand is None else on_demand:
+        most = 0.0 if strict else 1.0 if allow_bad else MAX_BAD
+        return combine(source, None, values, shape, most)
     strict = strict or not source.place
     if strict or not source.cacheable:
         stored = _in_memory(source, shape, values, strict, progress)
@@ -138,19 +150,22 @@ def _in_memory(source: Source, shape: Shape, values: str | None, strict: bool, p
     return Stored(np.delete(pixels, list(bad), 0) if bad else pixels, bad)
 
 
-def combine(source: Source, stored: Stored | None, values: str | None, shape: Shape) -> Images:
-    """Combine inputs and metadata, leaving out bad images."""
+def combine(
+    source: Source, stored: Stored | None, values: str | None, shape: Shape, most_bad: float = MAX_BAD
+) -> Images:
+    """Combine inputs and metadata, leaving out bad images; without inputs, images are decoded on demand."""
     import torch
 
     bad = stored.bad if stored else {}
     inputs = stored.inputs if stored else None
-    rows = [i for i in range(len(source)) if i not in bad]
+    everything = range(len(source))
+    rows = [i for i in everything if i not in bad] if bad else everything
     return Images(
         torch.from_numpy(inputs) if isinstance(inputs, np.ndarray) else None,
-        None if source.targets is None else torch.from_numpy(source.targets[rows]),
+        None if source.targets is None else torch.from_numpy(source.targets[rows] if bad else source.targets),
         source.class_names,
-        ids=tuple(source.ids[i] for i in rows),
-        columns={name: [column[i] for i in rows] for name, column in source.columns.items()},
+        ids=picked_ids(source.ids, rows),
+        columns={name: pick(column, rows) for name, column in source.columns.items()},
         skipped=(*source.skipped, *((source.ids[i], reason) for i, reason in bad.items())),
         repeated=source.repeated,
         source=source,
@@ -159,7 +174,22 @@ def combine(source: Source, stored: Stored | None, values: str | None, shape: Sh
         shape=shape,
         rows=inputs if isinstance(inputs, FileRows) else None,
         checksums=stored.checksums if stored else None,
+        broken=None if stored else Broken(source, most_bad),
     )
+
+
+def require_all(images: Images) -> Images:
+    """Return the images, of which none may be unreadable: neither now nor while they are decoded on demand.
+
+    Raises:
+        UserError: One is.
+    """
+    if images.skipped:
+        name, reason = images.skipped[0]
+        raise UserError(f"source: {printable(name)} cannot be read: {reason} (data.strict)")
+    if images.broken is not None:
+        images.broken.most = 0.0
+    return images
 
 
 def require_few_bad(source: Source, images: Images) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secu.data.archives import TAR_SUFFIXES, TarSource, ZipSource
 from secu.data.arrays import open_array
 from secu.data.datasets import find_dataset, open_dataset
-from secu.data.folders import is_image, open_folder, open_glob
+from secu.data.folders import NoImages, is_image, open_folder, open_glob
 from secu.data.manifest import open_manifest
+from secu.data.parquet_images import holds_images, open_parquet_images
+from secu.data.patterns import is_pattern, matching_files, shards_in
+from secu.data.shards import open_shards
 from secu.data.source import FileSource, Shape, Source
 from secu.data.text import printable
 from secu.data.vectors import has_vectors, open_vectors
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
     from secu.config import DataConfig
 
 FILES = ".npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"  # .npy and .parquet: or vectors
-KINDS = f"a folder, a glob pattern, {FILES}, or dataset:NAME"
+KINDS = f"a folder, a glob pattern, {FILES}, shard-{{000..012}}.tar, hf://NAME, or dataset:NAME"
+PARQUET = (".parquet", ".pq")
 
 
 def open_source(
@@ -33,8 +38,9 @@ def open_source(
     Args:
         name: A folder, a glob pattern, an array (.npy, .npz), a manifest with a ``path`` column (.csv, .tsv,
             .parquet), feature vectors (a float matrix in .npy, a list column in .parquet), an archive (.zip, .tar and
-            compressed ones), a single image, a data set (``dataset:cifar10``), or a kind registered in
-            ``secu.registry.SOURCES`` (``KIND:rest``).
+            compressed ones), several tar shards or Parquet files with images (``shard-{000..012}.tar``,
+            ``train-*.parquet``, or their folder), a single image, a data set (``dataset:cifar10``, ``hf://NAME``), or a
+            kind registered in ``secu.registry.SOURCES`` (``KIND:rest``).
         labels: True labels, for scoring only: ``folder`` for the name of an image's folder, a column of the manifest
             or a key of the .npz; if None, the source's own labels are used, if any.
         split: A split of the source, if it has splits; if None, its default split.
@@ -97,9 +103,9 @@ def _kind_of(name: str) -> tuple[str, str]:
     return (kind, rest) if colon and kind in SOURCES else ("", name)
 
 
-def _holds_vectors(name: str) -> bool:
+def _holds(test: Callable[[str], bool], name: str) -> bool:
     try:
-        return has_vectors(name)
+        return test(name)
     except UserError:
         raise
     except Exception:  # a damaged file; the reader of images or manifests says why
@@ -108,21 +114,21 @@ def _holds_vectors(name: str) -> bool:
 
 def _open_path(name: str) -> Source:
     if os.path.isdir(name):
-        return open_folder(name)
+        return _open_folder(name)
     if not os.path.lexists(name):
-        if glob.has_magic(name):
-            return open_glob(name)
-        raise UserError(f"source: {printable(name)} does not exist; expected {KINDS}")
+        return _open_pattern(name)
     if not (os.path.isfile(name) and os.access(name, os.R_OK)):
         raise UserError(
             f"source: {printable(name)} cannot be read: permission denied, broken link, or not a regular file"
         )
     lower = name.lower()
-    if lower.endswith((".npy", ".parquet", ".pq")) and _holds_vectors(name):
+    if lower.endswith((".npy", *PARQUET)) and _holds(has_vectors, name):
         return open_vectors(name)
+    if lower.endswith(PARQUET) and _holds(holds_images, name):
+        return open_parquet_images(name, [name])
     if lower.endswith((".npy", ".npz")):
         return open_array(name)
-    if lower.endswith((".csv", ".tsv", ".parquet", ".pq")):
+    if lower.endswith((".csv", ".tsv", *PARQUET)):
         return open_manifest(name)
     if lower.endswith(".zip"):
         return ZipSource(name)
@@ -131,3 +137,29 @@ def _open_path(name: str) -> Source:
     if is_image(os.path.basename(name)):
         return FileSource(name, os.path.abspath(name), [os.path.basename(name)], [name])
     raise UserError(f"source: {printable(name)} has an unsupported type; expected {KINDS}")
+
+
+def _open_folder(name: str) -> Source:
+    """Open a folder of images or, if there are none, of shards."""
+    try:
+        return open_folder(name)
+    except NoImages:
+        files = shards_in(name)
+        if files and (not files[0].endswith(PARQUET) or _holds(holds_images, files[0])):
+            return _open_shards(name, files)
+        raise
+
+
+def _open_pattern(name: str) -> Source:
+    """Open what a pattern stands for: shards if it ends like one, otherwise images."""
+    if not is_pattern(name):
+        raise UserError(f"source: {printable(name)} does not exist; expected {KINDS}")
+    if name.lower().endswith((*TAR_SUFFIXES, *PARQUET)):
+        return _open_shards(name, matching_files(name))
+    if not glob.has_magic(name):
+        raise UserError(f"source: braces in {printable(name)} are only for .tar and .parquet files; use * and ?")
+    return open_glob(name)
+
+
+def _open_shards(name: str, files: list[str]) -> Source:
+    return open_parquet_images(name, files) if files[0].lower().endswith(PARQUET) else open_shards(name, files)

@@ -6,6 +6,7 @@ methods as ``values``. stream.py decodes a source to squares of uint8.
 
 import hashlib
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from secu.data.decode import DEEP, MAX_PIXELS, Raw, as_bad_image, decode
 from secu.data.probe import Probe, Sample, take_sample
+from secu.data.strings import Names
 from secu.data.text import natural, printable
 from secu.errors import UserError, nearest
 
@@ -40,10 +42,12 @@ class Source(ABC):
         on_demand: Whether images are decoded on demand, for sources that do not fit in memory or in the cache.
         has_folders: Whether the ids are paths.
         max_pixels: Images with more pixels are not decoded (data.max_pixels).
+        random_order: Whether images can be read in any order without delay.
     """
 
     has_folders = True
     max_pixels = MAX_PIXELS
+    random_order = True
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Source(ABC):
     ) -> None:
         self.name = printable(name)
         self.place = place
-        self.ids = tuple(ids)
+        self.ids: Sequence[str] = ids if isinstance(ids, Names) else tuple(ids)
         self.columns: Mapping[str, Sequence[Any]] = columns or {}
         self.skipped = tuple(skipped)
         self.repeated = tuple(repeated)
@@ -191,7 +195,7 @@ class Source(ABC):
         if labels in self.columns:
             values = self.columns[labels]
         elif labels == "folder" and self.has_folders:
-            values = [os.path.basename(os.path.dirname(name)) for name in self.ids]
+            values = [sys.intern(os.path.basename(os.path.dirname(name))) for name in self.ids]
         else:
             valid = [*self.columns, *(["folder"] if self.has_folders else [])]
             known = nearest(labels, valid) if valid else "it has no labels at all"

@@ -2,20 +2,19 @@
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import cache
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.data.broken import Broken
 from secu.data.cutting import Choose
 from secu.data.decode import BadImage, Raw, as_bad_image, decode, decode_crops, quiet
 from secu.data.source import Shape, Source
-from secu.data.text import printable
-from secu.errors import UserError
 
 Outcome = NDArray[np.uint8] | BadImage
 Batch = tuple[list[int], NDArray[np.uint8], list[tuple[int, BadImage]]]
@@ -83,22 +82,23 @@ def decoded_in_batches(source: Source, shape: Shape, values: str | None, batch: 
 
 
 def decoded_ahead(
-    source: Source, batches: Iterable[Sequence[int]], shape: Shape, values: str | None
+    broken: Broken, batches: Iterable[Sequence[int]], shape: Shape, values: str | None
 ) -> Generator[NDArray[np.uint8]]:
     """Decode batches of images in the given order, in threads that persist between calls and work ahead.
+
+    Another image takes the place of one that cannot be read (broken.py).
 
     Yields:
         The pixels of each batch (B, C, S, S).
 
     Raises:
-        UserError: An image cannot be read.
+        UserError: Too many images cannot be read.
     """
     waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
     pool = _lasting_pool()
 
     def fill(pixels: NDArray[np.uint8], number: int) -> None:
-        with _named(source, number):
-            pixels[:] = source.decode(number, shape[1], shape[0], values)
+        pixels[:] = broken.or_another(number, lambda i: broken.source.decode(i, shape[1], shape[0], values))
 
     try:
         for numbers in batches:
@@ -120,41 +120,32 @@ def _finished(pixels: NDArray[np.uint8], futures: Iterable[Future[None]]) -> NDA
     return pixels
 
 
-def decode_now(source: Source, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
+def decode_now(broken: Broken, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
     """Decode one batch, as ``decoded_ahead`` does."""
-    return next(decoded_ahead(source, [numbers], shape, values))
+    return next(decoded_ahead(broken, [numbers], shape, values))
 
 
 def crop_now(
-    source: Source, numbers: Sequence[int], choose: Sequence[Choose], shape: Shape, values: str | None
+    broken: Broken, numbers: Sequence[int], choose: Sequence[Choose], shape: Shape, values: str | None
 ) -> NDArray[np.uint8]:
     """Cut boxes out of some images, the same number of each, in the same threads: (boxes, B, C, S, S).
 
+    Another image takes the place of one that cannot be read (broken.py).
+
     Raises:
-        UserError: An image cannot be read.
+        UserError: Too many images cannot be read.
     """
+    source = broken.source
 
-    def crops(row: int) -> NDArray[np.uint8]:
-        with _named(source, numbers[row]):
-            with as_bad_image():
-                raw = source.read(numbers[row], values)
-            return decode_crops(raw, choose[row], shape[1], shape[0], values, source.max_pixels)
+    def crops(i: int, choose: Choose) -> NDArray[np.uint8]:
+        with as_bad_image():
+            raw = source.read(i, values)
+        return decode_crops(raw, choose, shape[1], shape[0], values, source.max_pixels)
 
-    return np.stack(list(_lasting_pool().map(crops, range(len(numbers)))), axis=1)
+    def fill(row: int) -> NDArray[np.uint8]:
+        return broken.or_another(numbers[row], lambda i: crops(i, choose[row]))
 
-
-@contextmanager
-def _named(source: Source, i: int) -> Iterator[None]:
-    """Name the image that cannot be read."""
-    try:
-        yield
-    except BadImage as bad:
-        raise unreadable(source, i, bad) from None
-
-
-def unreadable(source: Source, i: int, bad: BadImage) -> UserError:
-    """Return the error for an image that must be readable."""
-    return UserError(f"source: {printable(source.ids[i])} cannot be read: {bad.reason}")
+    return np.stack(list(_lasting_pool().map(fill, range(len(numbers)))), axis=1)
 
 
 @cache

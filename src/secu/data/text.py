@@ -8,16 +8,23 @@ LONGEST_REASON = 200  # characters
 
 # natsort is not used: its order differs (case, accents, suffixes), which would change the image order of existing runs,
 # and it fails on names with thousands of digits.
-def natural(name: str) -> tuple[list[list[tuple[int, str]]], str]:
-    """Return a key that sorts folder by folder, and ``img2`` before ``img10``."""
-    return [[_chunk(text) for text in _DIGITS.split(part)] for part in name.split("/")], name
+def natural(name: str) -> tuple[str, str]:
+    r"""Return a key that sorts folder by folder, and ``img2`` before ``img10``.
+
+    It consists of strings, since the keys of all names are in memory while a folder of a million images is sorted. Text
+    ends with ``\0``, which no file name contains, a number starts with its length, and a part of the path ends with
+    ``\1``.
+    """
+    return "".join(map(_part, name.split("/"))), name
 
 
-def _chunk(text: str) -> tuple[int, str]:
-    if not text[:1].isdecimal() or not text.isascii():
-        return (0, text)
-    number = text.lstrip("0")
-    return (1 + len(number), number)  # a longer number is a larger one
+def _part(part: str) -> str:
+    chunks = _DIGITS.split(part)  # text, number, text, number, …, text
+    for i in range(1, len(chunks), 2):
+        number = chunks[i].lstrip("0")
+        chunks[i] = chr(2 + len(number)) + number  # a longer number is a larger one
+    chunks[::2] = [f"{text}\0" for text in chunks[::2]]
+    return "".join(chunks) + "\1"
 
 
 def printable(name: str) -> str:

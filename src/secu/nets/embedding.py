@@ -22,11 +22,12 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
+from secu.data.broken import unreadable
 from secu.data.cache import Stored, cannot_write, state_of
 from secu.data.decode import Raw, decode, quiet
 from secu.data.loading import combine, require_few_bad
 from secu.data.rows import FileRows
-from secu.data.stream import cores, read_raw, unreadable
+from secu.data.stream import cores, read_raw
 from secu.errors import UserError
 from secu.nets.front import Front
 from secu.nets.pretrained import weights_id

@@ -31,6 +31,10 @@ ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: ex
 def find_results(run: Run, predictor: Predictor, images: Images) -> Results:
     """Assign every image to its nearest center."""
     embeddings_ND = predictor.embed(images).cpu()
+    rows = images.readable_rows()
+    if len(rows) < len(images):
+        embeddings_ND = embeddings_ND[list(rows)]
+        images = images.without_broken()
     centers_KD = predictor.centers.detach().cpu()
     predictions = predictor.choose(predictor.compare(embeddings_ND))
     return Results(

@@ -1,5 +1,6 @@
 """How a batch's inputs reach the training step: they reside on the device, or are copied there ahead of time."""
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -11,6 +12,7 @@ from secu.data import Images
 from secu.errors import UserError
 from secu.views.originals import VIEWS, OriginalCrops
 
+AHEAD = 2  # batches in progress; while the last images of one are decoded, the other keeps all cores busy
 RESIDENT_SHARE = 0.5  # of free GPU memory; larger data sets stay on the host
 
 
@@ -32,7 +34,7 @@ class ResidentFeed:
 
 
 class HostFeed:
-    """Inputs that stay on the host: a thread fetches and copies the next batch during the current step."""
+    """Inputs that stay on the host: threads fetch and copy the next batches during the current step."""
 
     batch_axis = 0
 
@@ -42,24 +44,25 @@ class HostFeed:
         self.seed = 0
         self.buffer = torch.empty(largest, *images.shape, dtype=images.dtype, device=device)
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.thread = ThreadPoolExecutor(1)
-        self.pending: Future[Tensor] | None = None
+        self.threads = ThreadPoolExecutor(AHEAD)
+        self.pending: deque[Future[Tensor]] = deque()
 
     def start(self, batches: Sequence[Tensor], seed: int = 0) -> None:
-        """Begin an epoch: fetch its first batch."""
+        """Begin an epoch: fetch its first batches."""
         self.seed = seed
         self.batches = iter(batches)
-        self._fetch_ahead()
+        self.pending.clear()  # of an epoch that was interrupted
+        for _ in range(AHEAD):
+            self._fetch_ahead()
 
     def next(self) -> None:
-        """Wait for the prefetched batch, copy it to the buffer that the step reads, and prefetch the next one."""
-        assert self.pending is not None
-        inputs = self.pending.result()
+        """Wait for the next batch, start to fetch another one, and copy it to the buffer that the step reads."""
+        inputs = self.pending.popleft().result()
+        self._fetch_ahead()
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
             inputs.record_stream(torch.cuda.current_stream())
         self._first_of_buffer(inputs.shape[self.batch_axis]).copy_(inputs)
-        self._fetch_ahead()
 
     def inputs(self, index_B: Tensor) -> Tensor:
         """Return the inputs of this step."""
@@ -70,7 +73,8 @@ class HostFeed:
 
     def _fetch_ahead(self) -> None:
         index_B = next(self.batches, None)
-        self.pending = None if index_B is None else self.thread.submit(self._fetch, index_B)
+        if index_B is not None:
+            self.pending.append(self.threads.submit(self._fetch, index_B))
 
     def _fetch(self, index_B: Tensor) -> Tensor:
         inputs = self._read(index_B)

@@ -11,7 +11,7 @@ from torch import Tensor
 import secu
 from secu.cluster.metrics import score_known
 from secu.config import Config
-from secu.data import Images
+from secu.data import Images, printable
 from secu.errors import UserError
 from secu.methods import Conclusion, build_method
 from secu.settings import flatten
@@ -120,6 +120,7 @@ class Session:
                 where = f"after epoch {self.epochs_done} of {self.run.path}"
                 raise UserError(f"{name}: {loss} {where} is not finite; lower optim.lr or centers.lr")
         self.seconds = self.seconds_before + clock.seconds
+        self._report_broken()
         record = {
             "epoch": self.epochs_done,
             **losses,
@@ -135,6 +136,15 @@ class Session:
         self.run.add_metrics(record)
         self.listener.epoch_ended(record, losses)
 
+    def _report_broken(self) -> None:
+        """Name the images that could not be read in this epoch for the first time."""
+        new = self.images.broken.new() if self.images.broken else []
+        if new:
+            name, reason = new[0]
+            first = f"{printable(name)}: {reason}"
+            others = f", and {len(new) - 1:,} more" if len(new) > 1 else ""
+            self.listener.note(f"warning: cannot be read and left out: {first}{others}")
+
     def _scores_due(self) -> bool:
         every = self.config.evaluate_every
         return self.finished or (every > 0 and self.epochs_done % every == 0)
@@ -143,7 +153,12 @@ class Session:
         """Return ACC, NMI and ARI on the test images, if their true labels are known."""
         if test is None or test.targets is None:
             return {}
-        scores = score_known(test.targets, self.method.predictor().predict(test).cluster)
+        clusters = self.method.predictor().predict(test).cluster
+        targets = test.targets
+        if test.broken is not None:
+            rows = list(test.readable_rows())
+            targets, clusters = targets[rows], clusters[rows]
+        scores = score_known(targets, clusters)
         return {} if scores is None else scores._asdict()
 
     def _keep_if_good(self, record: dict[str, Any]) -> None:
@@ -220,9 +235,21 @@ class Session:
             self.amended = sorted(flatten(conclusion.settings))
             self.describe()  # before the config changes: resuming refuses changes that run.json does not list
             self.config = self.method.config = self.run.amend(conclusion.settings)
-        if conclusion.summary or conclusion.warnings:
-            outcome = {**conclusion.summary, "warnings": list(conclusion.warnings)}
+        summary, warnings = self._outcome(conclusion)
+        if summary or warnings:
+            outcome = {**summary, "warnings": warnings}
             write_json(self.run.folder / OUTCOMES[0], outcome)
             for earlier in OUTCOMES[1:]:
                 (self.run.folder / earlier).unlink(missing_ok=True)
         return conclusion
+
+    def _outcome(self, conclusion: Conclusion) -> tuple[dict[str, Any], list[str]]:
+        """Return the method's summary and warnings, and the images that could not be read."""
+        warnings = list(conclusion.warnings)
+        broken = self.images.broken.reasons if self.images.broken else {}
+        if not broken:
+            return conclusion.summary, warnings
+        share = len(broken) / len(self.images)
+        count = f"{len(broken):,} of {len(self.images):,} images ({share:.2%})"
+        warnings.append(f"{count} could not be read and are left out: see skipped.csv")
+        return {**conclusion.summary, "unreadable": {"images": len(broken), "share": share}}, warnings

@@ -1,0 +1,104 @@
+"""Images of the Hugging Face hub, or of a folder in one of its formats, read with the library ``datasets``.
+
+``hf://NAME`` is a data set of the hub, ``hf://FOLDER`` a folder that ``datasets`` can load or has saved, and
+``hf://NAME#test`` another split than the first. The library keeps its files on disk and reads rows from there.
+"""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from secu.data.decode import BadImage, Raw
+from secu.data.parquet_images import LABELS, USUAL, numbered
+from secu.data.source import Source
+from secu.data.strings import Names
+from secu.data.text import one_line, printable
+from secu.errors import UserError, nearest
+
+
+class HubImages(Source):
+    """The images in a column of a ``datasets.Dataset``."""
+
+    has_folders = False
+
+    def __init__(self, name: str, data: Any, column: str) -> None:
+        import datasets
+
+        self.data = data.cast_column(column, datasets.Image(decode=False)).select_columns([column])
+        self.column = column
+        simple = [key for key, kind in data.features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
+        columns = {key: _named(data, key) for key in simple}
+        super().__init__(name, name, Names.of(map(str, range(len(data)))), columns=columns)
+
+    def read(self, i: int, values: str | None = None) -> Raw:
+        """Return the bytes or the path of image ``i``."""
+        image = self.data[i][self.column]
+        raw: Raw | None = image and (image["bytes"] or image["path"])
+        if not raw:
+            raise BadImage("no bytes are stored for it")
+        return raw
+
+    def stamps(self) -> Iterator[str]:
+        """Return the fingerprint that ``datasets`` gives to the rows."""
+        yield self.data._fingerprint
+
+
+def open_hub(rest: str, split: str | None = None) -> Source:
+    """Open ``//NAME``, ``//FOLDER`` or one of these with ``#SPLIT``.
+
+    Raises:
+        UserError: The library is missing, or the data cannot be loaded or have no images or no such split.
+    """
+    place, _, named = rest.removeprefix("//").partition("#")
+    name = f"hf://{place}"
+    if find_spec("datasets") is None:
+        raise UserError(
+            f'source: {printable(name)} needs the package datasets; install it with: pip install "secu[hub]"'
+        )
+    splits = _load(name, os.path.expanduser(place))
+    wanted = split or named or ("train" if "train" in splits else next(iter(splits)))
+    if wanted not in splits:
+        raise UserError(f"split: {printable(name)} has no split {wanted!r}; {nearest(wanted, splits)}")
+    data = splits[wanted]
+    column = _image_column(data)
+    if column is None:
+        raise UserError(f"source: {printable(name)} has no column of images; it has {', '.join(data.column_names)}")
+    source = HubImages(name, data, column)
+    label = next((key for key in LABELS if key in source.columns), None)
+    if label is None or not any(value not in (None, "") for value in source.columns[label]):
+        return source
+    return numbered(source.label(label), getattr(data.features[label], "names", None) or ())
+
+
+def _load(name: str, place: str) -> dict[str, Any]:
+    """Return the splits of a data set."""
+    import datasets
+
+    bars = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        saved = any(os.path.isfile(os.path.join(place, file)) for file in ("dataset_info.json", "dataset_dict.json"))
+        data = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
+    except Exception as error:  # of the network, of the hub or of a file
+        why = f"cannot be loaded: {one_line(error)}"
+        advice = "without a network connection, give a local folder: hf://FOLDER, or its Parquet files"
+        raise UserError(f"source: {printable(name)} {why}; {advice}") from None
+    finally:
+        if bars:
+            datasets.enable_progress_bars()
+    return dict(data) if isinstance(data, dict) else {str(data.split or "train"): data}
+
+
+def _image_column(data: Any) -> str | None:
+    import datasets
+
+    found = [key for key, kind in data.features.items() if isinstance(kind, datasets.Image)]
+    return next((key for key in USUAL if key in found), found[0] if found else None)
+
+
+def _named(data: Any, key: str) -> list[Any]:
+    """Return a column; labels as the names of their classes, None where they are unknown."""
+    names = getattr(data.features[key], "names", None)
+    values = list(data[key])
+    return values if names is None else [None if value is None or value < 0 else names[value] for value in values]

@@ -1,0 +1,131 @@
+"""Listings of large sources, kept in files: the images of a folder, and the members of a shard.
+
+A listing is a few arrays in an .npz file with checksums. It is only a shortcut: a file that is missing, damaged or
+cannot be written is no error.
+"""
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.downloads import data_root
+from secu.data.strings import Names
+
+VERSION = 1  # increment it whenever the same folder or shard would be listed differently
+LEAST = 20_000  # images; smaller folders are listed in a moment
+SETTLED = 2.0  # seconds; a folder that changed later than this before it was listed may change again unnoticed
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Listing(NamedTuple):
+    """The images below a folder.
+
+    Attributes:
+        ids: The relative path of each image.
+        skipped: Id and reason of entries that were skipped.
+        others: The number of other files.
+        folders: The real path of each visited folder.
+        times: When each of them changed, in nanoseconds (F,).
+        has_links: Whether an image is a link to a file, which may change without any of these folders.
+    """
+
+    ids: Names
+    skipped: list[tuple[str, str]]
+    others: int
+    folders: Names
+    times: NDArray[np.int64]
+    has_links: bool
+
+
+def listed(top: str, what: str, walk: Callable[[], Listing]) -> Listing:
+    """Return the images of a folder, from a file if none of its folders has changed since.
+
+    The time of a folder changes when an entry is added, removed or renamed, and one time per folder is read instead of
+    every entry. A file whose content changes keeps its place in the listing.
+
+    Args:
+        top: The folder.
+        what: What is listed of it, such as a pattern.
+        walk: Lists the folder.
+    """
+    path = _place(f"{os.path.realpath(top)}\0{what}")
+    known = _load_listing(path)
+    if known is not None:
+        return known
+    began = time.time_ns()
+    listing = walk()
+    changed = int(listing.times.max(initial=0))
+    if len(listing.ids) >= LEAST and not listing.skipped and not listing.has_links and began - changed > SETTLED * 1e9:
+        counts = np.array([listing.others], np.int64)
+        pack = {**packed("ids", listing.ids), **packed("folders", listing.folders)}
+        _save(path, {**pack, "times": listing.times, "others": counts})
+    return listing
+
+
+def _load_listing(path: Path) -> Listing | None:
+    arrays = _load(path)
+    try:
+        if arrays is None:
+            return None
+        folders = unpacked("folders", arrays)
+        times = arrays["times"]
+        if not all(os.stat(folder).st_mtime_ns == then for folder, then in zip(folders, times, strict=True)):
+            return None
+        return Listing(unpacked("ids", arrays), [], int(arrays["others"][0]), folders, times, False)
+    except (OSError, ValueError, KeyError):  # a folder is gone, or the file was made by something else
+        return None
+
+
+def indexed(path: str, stamp: str, index: Callable[[], Arrays]) -> Arrays:
+    """Return the index of a file, from the cache if its stamp is the same."""
+    place = _place(os.path.realpath(path))
+    mark = np.frombuffer(stamp.encode(), np.uint8)
+    known = _load(place)
+    if known is not None and np.array_equal(known.get("stamp", mark[:0]), mark):
+        return known
+    arrays = index()
+    _save(place, {**arrays, "stamp": mark})
+    return arrays
+
+
+def packed(name: str, names: Names) -> Arrays:
+    """Return names as two arrays."""
+    return {name: np.frombuffer(names.data, np.uint8), f"{name}_ends": names.ends}
+
+
+def unpacked(name: str, arrays: Arrays) -> Names:
+    """Return the names that ``packed`` turned into arrays."""
+    return Names(arrays[name].tobytes(), arrays[f"{name}_ends"])
+
+
+def _place(key: str) -> Path:
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return data_root() / "listings" / f"{digest}.v{VERSION}.npz"
+
+
+def _load(path: Path) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception:  # missing, or damaged in any way
+        return None
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    with suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(temporary, **arrays)  # type: ignore[arg-type]
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

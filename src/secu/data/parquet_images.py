@@ -1,0 +1,227 @@
+"""Images in Parquet files, as the Hugging Face hub stores them: a column of bytes, with labels and others beside it.
+
+Only the bytes of a few row groups are in memory. In training, images come in random order, so that every image may cost
+a row group; decoding into the cache reads each row group once.
+"""
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.decode import BadImage, Raw
+from secu.data.source import Source, file_stamp
+from secu.data.strings import Names
+from secu.data.text import one_line, printable
+from secu.errors import UserError
+
+USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, if there are several
+LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels
+KEPT_BYTES = 512 << 20  # row groups in memory, in bytes
+
+
+class Table(NamedTuple):
+    """What is known of one file without reading its images."""
+
+    rows: list[int]  # of each row group
+    paths: list[str | None]
+    columns: dict[str, list[Any]]
+
+
+class ParquetImages(Source):
+    """Images in a column of one or several Parquet files; ids are the stored paths, or ``FILE/row``."""
+
+    def __init__(self, name: str, place: str, files: Sequence[str], column: str, tables: Sequence[Table]) -> None:
+        super().__init__(name, place, _ids(files, tables), columns=_join(tables))
+        self.files = tuple(files)
+        self.column = column
+        self.stamp_of_files = [file_stamp(file) for file in files]
+        groups = [(file, group) for file, table in enumerate(tables) for group in range(len(table.rows))]
+        self.groups = groups
+        self.starts = np.cumsum([0, *(rows for table in tables for rows in table.rows)])
+        self.kept: OrderedDict[int, Any] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def read(self, i: int, values: str | None = None) -> Raw:
+        """Return the bytes of image ``i``."""
+        group = int(np.searchsorted(self.starts, i, "right")) - 1
+        data: bytes | None = self._load(group)[i - int(self.starts[group])].as_py()
+        if data is None:
+            raise BadImage("no bytes are stored for it")
+        return data
+
+    def _load(self, group: int) -> Any:
+        """Return the bytes of all images of a row group, keeping the most recently used ones."""
+        with self.lock:
+            if group not in self.kept:
+                file, number = self.groups[group]
+                self.kept[group] = read_group(self.files[file], number, self.column)
+            self.kept.move_to_end(group)
+            while len(self.kept) > 1 and sum(kept.nbytes for kept in self.kept.values()) > KEPT_BYTES:
+                self.kept.popitem(last=False)
+            return self.kept[group]
+
+    def stamps(self) -> Iterator[str]:
+        """Return size and modification time of each file."""
+        yield from self.stamp_of_files
+
+
+def read_group(path: str, group: int, column: str) -> Any:
+    """Return the bytes of the images in a row group, as an array of pyarrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(path) as file:
+        images = file.read_row_group(group, columns=[_bytes_of(file.schema_arrow, column)]).column(column)
+    images = images.combine_chunks()
+    return images.field("bytes") if pa.types.is_struct(images.type) else images
+
+
+def open_parquet_images(name: str, files: Sequence[str]) -> Source:
+    """Open Parquet files with images; a column of labels, if there is one, becomes the true labels.
+
+    Raises:
+        UserError: A file cannot be read, or the files have different columns.
+    """
+    first = _schema(files[0])
+    column = image_column(first)
+    if column is None:
+        raise UserError(f"source: {printable(files[0])} has no column of images; it has {_described(first)}")
+    names = _class_names(first)
+    label = next((key for key in (*LABELS, *names) if key in first.names), None)
+    tables = []
+    for path in files:
+        schema = _schema(path)
+        if image_column(schema) != column or set(schema.names) != set(first.names):
+            found = f"{_described(schema)}, unlike {os.path.basename(files[0])} with {_described(first)}"
+            raise UserError(f"source: {printable(path)} has the columns {found}")
+        tables.append(_read(path, schema, column, names))
+    source: Source = ParquetImages(name, os.path.abspath(name), files, column, tables)
+    if label is None or not any(value not in (None, "") for value in source.columns.get(label, ())):
+        return source
+    return numbered(source.label(label), names.get(label, ()))
+
+
+def image_column(schema: Any) -> str | None:
+    """Return the name of the column that holds images: bytes, or a struct with ``bytes``; None if there is none."""
+    found = [field.name for field in schema if _holds_bytes(field)]
+    return next((name for name in USUAL if name in found), found[0] if found else None)
+
+
+def holds_images(path: str) -> bool:
+    """Return whether a Parquet file has a column of images."""
+    import pyarrow.parquet as parquet
+
+    return image_column(parquet.read_schema(path)) is not None
+
+
+def _holds_bytes(field: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_struct(field.type):
+        inside = {part.name: part.type for part in field.type}
+        return "bytes" in inside and _is_binary(inside["bytes"])
+    return field.name in USUAL and _is_binary(field.type)
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _bytes_of(schema: Any, column: str) -> str:
+    import pyarrow as pa
+
+    return f"{column}.bytes" if pa.types.is_struct(schema.field(column).type) else column
+
+
+def _schema(path: str) -> Any:
+    import pyarrow.parquet as parquet
+
+    try:
+        return parquet.read_schema(path)
+    except Exception as error:
+        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+
+
+def _described(schema: Any) -> str:
+    return printable(", ".join(f"{field.name} ({field.type})" for field in schema)) or "no columns"
+
+
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """Return the names of the classes of each column of labels, as ``datasets`` stores them in the schema."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {key: list(map(str, kind["names"])) for key, kind in features.items() if "names" in kind}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> Table:
+    """Read everything but the images."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    simple = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_boolean,
+    )
+    keys = [field.name for field in schema if any(test(field.type) for test in simple) and field.name != column]
+    kind = schema.field(column).type
+    inner = [part.name for part in kind] if pa.types.is_struct(kind) else []
+    try:
+        with parquet.ParquetFile(path) as file:
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
+            columns = {key: _named(table.column(key).to_pylist(), names.get(key)) for key in keys}
+            stored = table.column(column).to_pylist() if "path" in inner else []
+    except Exception as error:
+        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+    paths = [None if image is None else image["path"] for image in stored] or [None] * sum(rows)
+    return Table(rows, paths, columns)
+
+
+def _named(values: list[Any], names: list[str] | None) -> list[Any]:
+    """Return labels as the names of their classes; None where they are unknown."""
+    if names is None:
+        return values
+    return [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
+
+
+def numbered(source: Source, names: Sequence[str]) -> Source:
+    """Return a source whose targets are numbered as the classes are in the file."""
+    if not names or source.targets is None:
+        return source
+    number = np.array([*(list(names).index(name) for name in source.class_names), -1], np.int64)
+    targets: NDArray[np.int64] = number[source.targets]
+    return source.replaced(targets=targets, class_names=tuple(names))
+
+
+def _ids(files: Sequence[str], tables: Sequence[Table]) -> Names:
+    paths = [path for table in tables for path in table.paths]
+    if all(paths) and len(set(paths)) == len(paths):
+        return Names.of(str(path).replace(os.sep, "/").lstrip("/") for path in paths)
+    rows = [
+        (os.path.basename(file), row)
+        for file, table in zip(files, tables, strict=True)
+        for row in range(sum(table.rows))
+    ]
+    return Names.of(f"{file}/{row}" for file, row in rows)
+
+
+def _join(tables: Sequence[Table]) -> dict[str, Sequence[Any]]:
+    """Return the columns of all files, packed where they are text."""
+    joined: dict[str, Sequence[Any]] = {}
+    for key in tables[0].columns:
+        values = [value for table in tables for value in table.columns[key]]
+        joined[key] = Names.of(values) if all(isinstance(value, str) for value in values) else values
+    return joined

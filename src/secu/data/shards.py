@@ -1,0 +1,224 @@
+"""Images in tar shards: ``shard-{000..012}.tar`` or ``shards/*.tar``, in the layout of WebDataset.
+
+A sample consists of the members that share a name up to its first dot: ``cat/17.jpg`` and ``cat/17.cls``. Members
+``.cls`` and ``.txt`` become columns, and so do the plain values in a ``.json``; ``cls`` holds the true labels. Each
+shard is indexed once. Later, an image is read by its offset, which is why shards must not be compressed.
+"""
+
+import io
+import json
+import os
+import posixpath
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import IO, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.data.decode import BadImage, Raw
+from secu.data.folders import SUFFIXES, is_image
+from secu.data.listing import Arrays, indexed, packed, unpacked
+from secu.data.source import Skipped, Source, file_stamp
+from secu.data.strings import Names
+from secu.data.text import one_line, printable
+from secu.errors import UserError
+
+LABELS = "cls"  # the column with the true labels
+MAX_IMAGE = 256 << 20  # bytes
+MAX_NOTE = 1 << 20  # bytes of a .cls, .txt or .json
+NOTES = (".cls", ".txt", ".json")
+
+
+class Shard(NamedTuple):
+    """The images in one shard, in its order: their names, and where their bytes are."""
+
+    names: Names
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    columns: dict[str, Names]
+    skipped: list[Skipped]
+
+
+class ShardSource(Source):
+    """Images in uncompressed tar files. Ids are ``SHARD.tar/member``, in the order of the shards."""
+
+    def __init__(self, name: str, place: str, files: Sequence[str]) -> None:
+        shards = [_open(file) for file in files]
+        starts = _distinct(files)
+        super().__init__(
+            name,
+            place,
+            Names.of(f"{start}/{image}" for start, shard in zip(starts, shards, strict=True) for image in shard.names),
+            columns=_join_columns(shards),
+            skipped=[(f"{s}/{i}", why) for s, shard in zip(starts, shards, strict=True) for i, why in shard.skipped],
+        )
+        self.files = tuple(files)
+        self.stamp_of_files = [file_stamp(file) for file in files]
+        self.shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(shard.names) for shard in shards])
+        self.offsets = np.concatenate([shard.offsets for shard in shards])
+        self.sizes = np.concatenate([shard.sizes for shard in shards])
+
+    def read(self, i: int, values: str | None = None) -> Raw:
+        """Return the bytes of image ``i``; no file stays open, so that threads and processes need not share one."""
+        size = int(self.sizes[i])
+        with open(self.files[self.shard[i]], "rb", buffering=0) as file:
+            file.seek(int(self.offsets[i]))
+            data = file.read(size)
+        if len(data) < size:
+            raise BadImage(f"{os.path.basename(self.files[self.shard[i]])} was truncated after it was indexed")
+        return data
+
+    def stamps(self) -> Iterator[str]:
+        """Return size and modification time of each shard."""
+        yield from self.stamp_of_files
+
+
+def open_shards(pattern: str, files: Sequence[str]) -> Source:
+    """Open tar shards; if they have ``.cls`` members, these are the true labels.
+
+    Raises:
+        UserError: A shard is compressed, truncated or not a tar file, or none of them has images.
+    """
+    source = ShardSource(pattern, os.path.abspath(pattern), files)
+    if not source.ids and not source.skipped:
+        raise UserError(f"source: no images in the {len(files)} shards of {printable(pattern)}")
+    return source.label(LABELS) if source.ids and any(source.columns.get(LABELS, ())) else source
+
+
+def _open(path: str) -> Shard:
+    """Return the index of a shard, from the cache if the file has not changed."""
+    try:
+        arrays = indexed(path, f"shard {file_stamp(path)}", lambda: _index(path))
+    except UserError:
+        raise
+    except Exception as error:  # tarfile may raise any exception on a damaged file
+        raise UserError(f"source: cannot read the shard {printable(path)}: {one_line(error)}") from None
+    columns = {key: unpacked(f"column{number}", arrays) for number, key in enumerate(unpacked("keys", arrays))}
+    skipped = list(zip(unpacked("bad", arrays), unpacked("why", arrays), strict=True))
+    return Shard(unpacked("names", arrays), arrays["offsets"], arrays["sizes"], columns, skipped)
+
+
+def _index(path: str) -> Arrays:
+    """List the members of a shard: its images, and the notes on them."""
+    images: dict[str, dict[str, tuple[int, int]]] = {}  # key of a sample → name of an image → offset and size
+    notes: dict[str, dict[str, str]] = {}
+    skipped: list[Skipped] = []
+    with _Careful(path) as file:
+        _refuse_compressed(path, file.read(6))
+        file.seek(0)
+        with tarfile.open(fileobj=cast("IO[bytes]", file), mode="r:") as archive:
+            for info in _members(archive, os.path.getsize(path)):
+                name = posixpath.normpath(info.name).lstrip("/")
+                key, ending = _split(name)
+                if is_image(posixpath.basename(name)):
+                    if refusal := _refusal(info):
+                        skipped.append((name, refusal))
+                    else:
+                        images.setdefault(key, {})[name] = (info.offset_data, info.size)
+                elif ending in NOTES and info.isfile() and info.size <= MAX_NOTE:
+                    member = archive.extractfile(info)
+                    _add_note(notes.setdefault(key, {}), ending, member.read() if member else b"")
+    skipped += [(key, "no image beside its notes") for key in notes if key not in images]
+    return _arrays(images, notes, skipped)
+
+
+def _members(archive: tarfile.TarFile, end: int) -> Iterator[tarfile.TarInfo]:
+    reached = -1
+    while (info := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # otherwise all headers stay in memory
+        if info.offset <= reached or info.size < 0:
+            raise tarfile.ReadError("a member of negative size")  # tarfile would loop forever
+        reached = info.offset
+        if info.isfile() and info.offset_data + info.size > end:
+            raise tarfile.ReadError(f"it is truncated in {printable(info.name)}")
+        if not info.isdir():
+            yield info
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the key of a member's sample, up to the first dot of its name, and the rest."""
+    folder, slash, file = name.rpartition("/")
+    key, dot, ending = file.partition(".")
+    return f"{folder}{slash}{key}", f"{dot}{ending}".lower()
+
+
+def _add_note(notes: dict[str, str], ending: str, content: bytes) -> None:
+    """Add the values of a .cls, .txt or .json; a damaged .json has none, so that the image's values are unknown."""
+    text = content.decode("utf-8", "replace").strip()
+    if ending != ".json":
+        notes[ending[1:]] = text
+        return
+    with suppress(ValueError, RecursionError):
+        values = json.loads(text)
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, str | int | float):
+                notes.setdefault(key, str(value))
+
+
+def _arrays(
+    images: dict[str, dict[str, tuple[int, int]]], notes: dict[str, dict[str, str]], skipped: list[Skipped]
+) -> Arrays:
+    """Return the index of a shard as arrays."""
+    chosen = [(key, name, *place) for key, found in images.items() for name, place in _main_images(found).items()]
+    keys = list(dict.fromkeys(key for values in notes.values() for key in values))
+    arrays = packed("names", Names.of(name for _, name, _, _ in chosen))
+    arrays["offsets"] = np.array([offset for _, _, offset, _ in chosen], np.int64)
+    arrays["sizes"] = np.array([size for _, _, _, size in chosen], np.int64)
+    arrays |= packed("keys", Names.of(keys))
+    for number, key in enumerate(keys):
+        arrays |= packed(f"column{number}", Names.of(notes.get(sample, {}).get(key, "") for sample, *_ in chosen))
+    arrays |= packed("bad", Names.of(name for name, _ in skipped))
+    return arrays | packed("why", Names.of(why for _, why in skipped))
+
+
+def _main_images(found: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Return the images ``KEY.jpg`` of a sample rather than ``KEY.mask.png``, unless it has no others."""
+    main = {name: place for name, place in found.items() if _split(name)[1] in SUFFIXES}
+    return main or found
+
+
+class _Careful(io.FileIO):
+    """A file that refuses very large reads, since a header may claim any length."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_NOTE + tarfile.RECORDSIZE:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return super().read(size) or b""
+
+
+def _refuse_compressed(path: str, magic: bytes) -> None:
+    kinds = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
+    command = next((command for start, command in kinds.items() if magic.startswith(start)), None)
+    if command is not None:
+        why = "is compressed, so single images cannot be read from it; images hardly shrink anyway"
+        raise UserError(f"source: the shard {printable(path)} {why}: unpack it with {command}")
+
+
+def _refusal(info: tarfile.TarInfo) -> str:
+    if not info.isfile() or info.sparse is not None:
+        return "a link, a device or a sparse file"
+    if info.size > MAX_IMAGE:
+        return f"{info.size / 1e6:,.0f} MB; the limit is {MAX_IMAGE / 1e6:,.0f} MB"
+    return ""
+
+
+def _distinct(files: Sequence[str]) -> list[str]:
+    """Return the file name of each shard, with as many folders as it takes to tell them apart."""
+    names = [os.path.basename(file) for file in files]
+    if len(set(names)) == len(names):
+        return names
+    top = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    return [os.path.relpath(os.path.abspath(file), top).replace(os.sep, "/") for file in files]
+
+
+def _join_columns(shards: Sequence[Shard]) -> dict[str, Names]:
+    """Return the columns of all shards; a shard without one has empty values."""
+    keys = dict.fromkeys(key for shard in shards for key in shard.columns)
+    return {key: Names.of(chain.from_iterable(_column(shard, key) for shard in shards)) for key in keys}
+
+
+def _column(shard: Shard, key: str) -> Iterable[str]:
+    return shard.columns[key] if key in shard.columns else repeat("", len(shard.names))
