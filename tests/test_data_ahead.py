@@ -76,13 +76,22 @@ def test_decoding_goes_on_while_a_batch_is_used_but_not_without_limit(two_cores)
     batches.close()
 
 
-def test_an_image_that_cannot_be_read_is_named_in_its_turn(two_cores):
+def test_the_next_image_takes_the_place_of_one_that_cannot_be_read(two_cores):
     source = Slow(40)
     source.bad = {9}
-    batches = images_of(source).fetch_ahead(torch.arange(40).split(5))
-    assert next(batches).shape == (5, 1, 4, 4)
-    with pytest.raises(UserError, match="source: 9 cannot be read: torn"):
-        next(batches)
+    images = images_of(source)
+    batches = images.fetch_ahead(torch.arange(40).split(5))
+    first, second = next(batches), next(batches)
+    assert first.shape == (5, 1, 4, 4)
+    assert torch.equal(second[4], images.fetch(torch.tensor([10]))[0])
+    assert images.broken.new() == [("9", "torn")]
+
+
+def test_too_many_images_that_cannot_be_read_end_the_epoch(two_cores):
+    source = Slow(40)
+    source.bad = {9, 10, 30}
+    with pytest.raises(UserError, match="3 of 40 images in .* cannot be read, more than 5%; the last: 30: torn"):
+        list(images_of(source).fetch_ahead(torch.arange(40).split(5)))
 
 
 def test_leaving_early_decodes_nothing_more(two_cores):

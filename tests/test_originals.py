@@ -232,7 +232,7 @@ def test_images_in_memory_have_no_originals():
 
 def test_an_image_that_cannot_be_read_is_named(images, tmp_path):
     (tmp_path / "3.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"3.png cannot be read: empty file"):
+    with pytest.raises(UserError, match=r"1 of 7 images .* cannot be read, more than 5%; the last: 3\.png: empty file"):
         images.crops(torch.tensor([3]), [partial(OriginalCrops(PAPER, 24).boxes, 0, 3)], 24)
 
 
