@@ -12,23 +12,20 @@ interpreted like those that a run was trained on (``values_of``), so that a few 
 """
 
 import os
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.archives import require_ratio
 from secu.data.decode import Raw
-from secu.data.rows import BLOCK, FileRows, Header, open_npy, read_npy_header, require_plain
+from secu.data.npz import load_npz
+from secu.data.rows import BLOCK, FileRows, open_npy
 from secu.data.source import Shape, Source, file_stamp
 from secu.data.text import one_line, printable
-from secu.errors import UserError, shortened
+from secu.errors import UserError
 
-IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # preferred keys of an .npz with several image arrays
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot
-PIECE = 1 << 20  # bytes unpacked at a time
 ROUNDING = 1e-4  # tolerance for other floats, relative to their range
 HIGHEST = {"float": (1, 16, 255), "int": (1, 16, 255, 1023, 4095, 16383, 65535)}  # maxima of the known ranges
 USUAL = ("float 0..1", "float 0..255", "int 0..255")  # common encodings of ordinary 8-bit images
@@ -134,7 +131,7 @@ def open_array(path: str) -> ArraySource:
     columns: dict[str, Any] = {}
     try:
         if path.lower().endswith(".npz"):
-            array, columns = _load_npz(path)
+            array, columns = load_npz(path)
         else:
             array = open_npy(path)
     except UserError:
@@ -142,60 +139,6 @@ def open_array(path: str) -> ArraySource:
     except Exception as error:
         raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
     return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
-
-
-def _load_npz(path: str) -> tuple[NDArray[Any], dict[str, Any]]:
-    """Return the images in an .npz file, and other arrays with one value per image."""
-    with zipfile.ZipFile(path) as file:
-        headers = _npz_headers(file)
-        key = _image_key(path, headers)
-        count = headers[key].shape[:1]
-        alike = [name for name, header in headers.items() if header.shape == count and not header.dtype.hasobject]
-        require_ratio(sum(headers[name].nbytes for name in (key, *alike)), os.path.getsize(path))
-        return _read_npz(file, key), {name: _read_npz(file, name).tolist() for name in alike}
-
-
-def _image_key(path: str, headers: dict[str, Header]) -> str:
-    """Return the key of the images in an .npz file."""
-    images = [key for key, header in headers.items() if len(header.shape) in (3, 4)]
-    if len(images) > 1:
-        images = [key for name in IMAGE_KEYS for key in images if key.lower() == name][:1] or images
-    if len(images) == 1:
-        return images[0]
-    what = f"several arrays of images ({', '.join(images)}): name one of them 'images'" if images else "no images"
-    held = shortened(", ".join(f"{key} {header.shape}" for key, header in headers.items()))
-    raise UserError(
-        f"source: {printable(path)} contains {printable(shortened(what))}; it has {printable(held) or 'nothing'}"
-    )
-
-
-def _npz_headers(file: zipfile.ZipFile) -> dict[str, Header]:
-    """Return the header of every array in an .npz file."""
-    headers = {}
-    for name in file.namelist():
-        if name.endswith(".npy"):
-            with file.open(name) as member:
-                headers[name.removesuffix(".npy")] = read_npy_header(member)
-    return headers
-
-
-def _read_npz(file: zipfile.ZipFile, key: str) -> NDArray[Any]:
-    """Return an array of an .npz file, read in pieces, so that it is in memory only once."""
-    with file.open(f"{key}.npy") as member:
-        header = read_npy_header(member)
-        require_plain(header)
-        if header.nbytes > file.getinfo(f"{key}.npy").file_size:
-            raise ValueError(f"the array {key} is truncated")
-        member.seek(header.offset)
-        array = np.empty(header.shape[::-1] if header.fortran else header.shape, header.dtype)
-        rest = array.reshape(-1).view(np.uint8).data
-        while rest:
-            piece = member.read(min(len(rest), PIECE))
-            if not piece:
-                raise ValueError(f"the array {key} is truncated")
-            rest[: len(piece)] = piece
-            rest = rest[len(piece) :]
-    return array.T if header.fortran else array
 
 
 def _channels_last(name: str, array: Rows) -> Rows:
