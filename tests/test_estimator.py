@@ -130,7 +130,7 @@ def test_a_random_state_may_be_missing_or_numpys():
     drawn = small(random_state=np.random.RandomState(5)).fit(X)
     assert same(small(random_state=free.config_.seed).fit(X), free)
     assert drawn.config_.seed == np.random.RandomState(5).randint(2**31)
-    with pytest.raises(ValueError, match="seed"):
+    with pytest.raises(ValueError, match="random_state: -1 must be a whole number"):
         small(random_state=-1).fit(X)
 
 
@@ -589,10 +589,10 @@ def test_an_empty_folder(fitted, tmp_path):
         ({"n_clusters": 61}, "61 clusters need at least 61 images, got 60"),
         ({"n_clusters": 2.5}, "n_clusters: 2.5 must be a whole number"),
         ({"n_clusters": None}, "n_clusters: None must be a whole number"),
-        ({"balance": 1.5}, "balance: 1.5 must be from 0"),
+        ({"balance": 1.5}, "balance: 1.5 must be a number from 0 to 1"),
         ({"balance": "much"}, "balance: 'much' must be a number"),
         ({"epochs": "all"}, "epochs: 'all' must be a whole number"),
-        ({"epochs": -1}, "optim.epochs: -1"),
+        ({"epochs": -1}, "epochs: -1 must be a whole number from 0"),
         ({"device": "abacus"}, "device: 'abacus' is not available"),
         ({"settings": ["optim.lr=1"]}, "settings: .* must be a dict"),
         ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean lr"),
