@@ -11,7 +11,7 @@ import torch
 
 from secu.errors import UserError
 from secu.methods.predictor import Predictions
-from secu.results.reading import read_assignments
+from secu.results.reading import read_assignments, read_limits
 from secu.results.tables import OURS, CsvWriter, format_of, make_table, table_writer
 
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
@@ -287,3 +287,46 @@ def test_a_missing_table_is_named(tmp_path):
         UserError, match=r"run: cannot read .*gone\.csv: No such file or directory; was the run stopped"
     ):
         read_assignments(tmp_path / "gone.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a,-1,0.9,1,0.0,0.8,False", "column 'cluster': '-1' is not a cluster number"),
+        ("a,3,0.9,1,0.0,0.8,False", "column 'cluster': 3 is not one of 3 clusters"),
+        ("a,0,0.9,7,0.0,0.8,False", "column 'second': 7 is not one of 3 clusters"),
+        ("a,0,nan,1,0.0,0.8,False", "column 'confidence': 'nan' is not a number"),
+        ("a,0,0.9,1,0.0,inf,False", "column 'cosine': 'inf' is not a number"),
+        (f"a,{'9' * 400},0.9,1,0.0,0.8,False", "is not a cluster number"),
+        (f"{'a' * 200_000},0,0.9,1,0.0,0.8,False", "field larger than field limit"),
+    ],
+)
+def test_impossible_values_are_refused(row, reason):
+    with pytest.raises(UserError, match=reason) as caught:
+        read_assignments(f"{HEADER}\n{row}\n".encode(), 3)
+    assert len(str(caught.value)) < 300
+
+
+def test_limits_belong_to_their_cluster_in_whatever_order_a_spreadsheet_left_them(tmp_path):
+    path = tmp_path / "clusters.csv"
+    path.write_text("size,cluster,outlier_below\n5,1,-0.25\n7,0,0.5\n")
+    assert read_limits(path, 2) == [0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cluster,outlier_below\n0,nan\n1,0.5\n",
+        "cluster,outlier_below\n0,0.1\n0,0.5\n",
+        "cluster,outlier_below\n0,0.1\n",
+        "cluster,outlier_below\n-1,0.1\n0,0.5\n",
+        "cluster,size\n0,1\n1,1\n",
+        f"cluster,outlier_below\n0,{'1' * 200_000}\n1,0\n",
+        "\udcff",
+    ],
+)
+def test_limits_that_are_not_one_per_cluster_are_refused(tmp_path, text):
+    path = tmp_path / "clusters.csv"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"clusters.csv does not contain outlier_below for 2 clusters: "):
+        read_limits(path, 2)
