@@ -16,6 +16,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/audit
 
 docs: $(VENV)/ready
 	$(BIN)/zensical build --clean --strict

@@ -7,6 +7,8 @@ from typing import Any
 from secu.errors import UserError
 from secu.train.files import read_json
 
+LARGEST = 1e300  # of a number; Python cannot convert all larger integers to floats
+
 # Types of what is read from run.json; some keys are missing in runs of earlier versions.
 RECORD: dict[str, type | tuple[type, ...]] = {
     "finished": bool,
@@ -33,7 +35,7 @@ def read_record(path: Path) -> dict[str, Any]:
         return {}
     record = read_json(path, dict)
     for key, kind in RECORD.items():
-        if key in record and not isinstance(record[key], kind):
+        if key in record and not (isinstance(record[key], kind) and _is_usual(record[key])):
             raise _damaged(path, f"{key} has the value {str(record[key])[:100]!r}")
     for key in ("losses", "amended"):
         if not all(isinstance(text, str) for text in record.get(key, ())):
@@ -55,7 +57,7 @@ def _epoch(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
         raise _damaged(path, f"line {number} is not a JSON object with an epoch")
     for key, value in record.items():
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not _is_usual(value):
             raise _damaged(path, f"{key[:100]} in line {number} must be a number")
     return record
 
@@ -77,6 +79,11 @@ def read_outcome(path: Path) -> dict[str, Any]:
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
         raise _damaged(path, "warnings must be a list of texts")
     return outcome
+
+
+def _is_usual(value: object) -> bool:
+    """Return whether a number, if it is one, can be converted and printed."""
+    return not isinstance(value, int | float) or not abs(value) > LARGEST
 
 
 def _damaged(path: Path, why: str) -> UserError:
