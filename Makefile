@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs format clean
+.PHONY: demo test lint docs soak format clean
 
 demo: $(VENV)/ready
 	$(BIN)/secu demo
@@ -19,6 +19,10 @@ lint: $(VENV)/ready
 
 docs: $(VENV)/ready
 	$(BIN)/zensical build --clean --strict
+
+# Kills, interrupts and starves every command that writes, for up to an hour. The tests include a short form.
+soak: $(VENV)/ready
+	cd benchmarks && OMP_NUM_THREADS=1 ../$(BIN)/python -m soak
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,11 @@
 """Cost of a training step: seconds per epoch, ratio to the arithmetic lower bound, and the time of each part.
 
     python benchmarks/step.py                                  # recipe cifar10 on this machine's best device
+    python benchmarks/step.py --recipe imagenet --images 4096  # ResNet-50, batches of 1,024, heads of up to 10,000
     python benchmarks/step.py --images 64 --device cpu encoder.backbone=small heads=[4] optim.batch_size=16
 
-Images are random uint8, in the number and shape of CIFAR-10; the cost of a step does not depend on their content.
+Images are random uint8 in the shape of the recipe's; the cost of a step does not depend on their content. They are kept
+on the device, and crops are taken there, even if the recipe takes them from files.
 """
 
 import time
@@ -11,6 +13,7 @@ import time
 START = time.monotonic()
 
 import argparse
+import gc
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -20,7 +23,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from secu.config import Config
-from secu.data import Images
+from secu.data import Images, shape_of
 from secu.methods import build_method
 from secu.settings import load_config
 from secu.train.device import choose_device
@@ -28,23 +31,26 @@ from secu.train.engine import Engine, choose_engine, load_compiler
 from secu.train.step import Step
 
 REPEATS = 20
+COUNTED = 8  # images whose arithmetic is counted, which is proportional to their number
 
 
 def main() -> None:
     """Train a few epochs, time the parts, and print."""
     arguments = parse()
     device = choose_device(arguments.device)
-    config = load_config(arguments.recipe, arguments.overrides)
+    config = load_config(arguments.recipe, ["augment.crop_from=square", *arguments.overrides])
     engine = choose_engine(config.engine, device)
     load_compiler(engine)
-    some = torch.randint(0, 256, (min(arguments.images, 1000), 3, 32, 32), dtype=torch.uint8)
+    some = torch.randint(0, 256, (min(arguments.images, 1000), *shape_of(config.data)), dtype=torch.uint8)
     images = Images(some[torch.arange(arguments.images) % len(some)])
     steps = [make_step(config, images, device, engine) for _ in range(arguments.beside + 1)]
     first, seconds = time_epochs(steps, engine, arguments.epochs, device)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    release(device)
     parts = time_parts(steps[0], device)
     epoch = statistics.median(seconds[1:]) / len(steps)
-    floor = arithmetic(steps[0], device) * len(images) / config.optim.batch_size / matrix_rate(device)
+    floor = len(images) * arithmetic(steps[0], device) / matrix_rate(device)
+    step_seconds = epoch / len(steps[0].sizes)
     report = {
         "recipe": arguments.recipe,
         "overrides": arguments.overrides,
@@ -56,8 +62,11 @@ def main() -> None:
         "start_to_first_step_seconds": round(first, 2),
         "first_epoch_seconds": round(seconds[0], 3),
         "epoch_seconds": round(epoch, 4),
+        "batch_size": config.optim.batch_size,
+        "step_milliseconds": round(1000 * step_seconds, 3),
         "images_per_second": round(len(images) / epoch),
         "share_of_floor": round(floor / epoch, 3),
+        "share_of_heads": round(parts["heads"] / step_seconds, 3),
         "gpu_memory_gb": round(memory / 1e9, 3),
         "part_milliseconds": {name: round(1000 * value, 3) for name, value in parts.items()},
     }
@@ -136,7 +145,11 @@ def time_parts(step: Step, device: torch.device) -> dict[str, float]:
         "heads": heads,
         "optimiser": step.optimizer.step,  # as spelled in the kept results
     }
-    return {name: measure(work, step, device) for name, work in whole.items()}
+    times = {}
+    for name, work in whole.items():
+        times[name] = measure(work, step, device)
+        release(device)
+    return times
 
 
 def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -179,14 +192,15 @@ def measure(work: Callable[[], object], step: Step, device: torch.device) -> flo
 
 
 def arithmetic(step: Step, device: torch.device) -> float:
-    """Count the floating-point operations of the encoder, forward and backward, in one step."""
+    """Count the floating-point operations of the encoder for both views of an image, forward and backward."""
     views = step.method.views
-    shape = (2 * step.sizes[0], views.channels, *views.view_size)
+    images = min(step.sizes[0], COUNTED)  # a whole batch without mixed precision might not fit
+    shape = (2 * images, views.channels, *views.view_size)
     counter = FlopCounterMode(display=False)
     with counter:
         step.method.encoder(torch.rand(shape, device=device)).sum().backward()
     step.optimizer.zero_grad(set_to_none=True)
-    return float(counter.get_total_flops())
+    return float(counter.get_total_flops()) / images
 
 
 def matrix_rate(device: torch.device) -> float:
@@ -202,6 +216,13 @@ def matrix_rate(device: torch.device) -> float:
         synchronize(device)
         times.append(time.perf_counter() - began)
     return 2 * side**3 / min(times)
+
+
+def release(device: torch.device) -> None:
+    """Return the memory of graphs that are no longer used; two captured steps of a large network might not fit."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def synchronize(device: torch.device) -> None:

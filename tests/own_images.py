@@ -11,6 +11,7 @@ from secu.apps.fit import FitRequest, fit, prepare
 from secu.apps.pipeline import Finished
 from secu.config import DataConfig
 from secu.data import load
+from secu.train.place import LOCK
 from secu.train.run import Run
 
 SHORT = {"optim": {"epochs": 2, "warmup_epochs": 0}, "encoder": {"dim": 8}}
@@ -85,10 +86,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def tree(folder: Path) -> list[str]:
-    """Return everything in a folder."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """Return everything in a folder, without the locks of runs."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != LOCK)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files in a folder."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """Return the files in a folder, without the lock of a run."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != LOCK}

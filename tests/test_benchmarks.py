@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from own_images import write_folder
 from secu.apps.selflabel import second_config
+from secu.data import Images
 from secu.errors import UserError
 from secu.nets.pretrained import missing_extra
 from secu.settings import load_config, resolve, with_shape
@@ -34,11 +36,46 @@ def test_step(tmp_path):
     assert set(report["part_milliseconds"]) >= {"augment", "encoder forward and backward", "heads", "optimiser"}
 
 
+def test_step_of_imagenet(tmp_path):
+    """As on a GPU, but for the sizes: its recipe takes crops from files, and there are none."""
+    tiny = ["data.image_size=40", "augment.size=32", "heads=[10,20,30]", "optim.batch_size=8"]
+    narrow = ["encoder.backbone=small", "encoder.dim=16", "encoder.prediction_dim=32"]
+    sizes = ["--recipe", "imagenet", "--images", "24", "--epochs", "1"]
+    report = run("step.py", "--device", "cpu", *sizes, *tiny, *narrow, str(tmp_path / "a.json"))
+    assert report["images_per_second"] == pytest.approx(8000 / report["step_milliseconds"], rel=0.05, abs=1)
+    assert report["share_of_heads"] == pytest.approx(
+        report["part_milliseconds"]["heads"] / report["step_milliseconds"], abs=0.01
+    )
+    assert report["share_of_floor"] > 0
+    assert report["gpu_memory_gb"] == 0
+
+
+def test_the_arithmetic_of_a_step_is_proportional_to_its_images(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import step as benchmark
+
+    config = load_config("cifar10", TINY)
+    images = Images(torch.zeros(32, 3, 32, 32, dtype=torch.uint8))
+    work = benchmark.make_step(config, images, torch.device("cpu"), "eager")
+    few = benchmark.arithmetic(work, torch.device("cpu"))
+    monkeypatch.setattr(benchmark, "COUNTED", 16)
+    assert few == pytest.approx(benchmark.arithmetic(work, torch.device("cpu")))
+
+
 def test_steps_side_by_side(tmp_path):
     sizes = ["--images", "40", "--epochs", "1", "--beside", "1"]
     report = run("step.py", "--device", "cpu", *sizes, *TINY, str(tmp_path / "a.json"))
     assert report["trainings_side_by_side"] == 2
     assert report["epoch_seconds"] > 0
+
+
+def test_evaluate(tmp_path):
+    sizes = ["--images", "24", "--different", "5", "--repeats", "1"]
+    tiny = ["encoder.backbone=small", "heads=[4,6]", "data.image_size=40", "augment.size=32"]
+    report = run("evaluate.py", "--device", "cpu", "--cheap", *sizes, *tiny, str(tmp_path / "a.json"))
+    rate = report["evaluate_images_per_second"]
+    assert report["evaluate_seconds"] == pytest.approx(24 / rate, abs=0.01)
+    assert report["share"] == pytest.approx(rate / report["decoding_alone"], rel=0.02)
 
 
 def test_predict(tmp_path):

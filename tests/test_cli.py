@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 from secu import __version__, cli
 from secu.errors import UserError
 from secu.settings import load_config, recipe_names, with_shape
+from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
 from small_runs import new_run
 
@@ -89,7 +90,7 @@ def assert_one_line(result, code=2):
 
 
 def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
 
 
 def contents(folder):
@@ -564,7 +565,7 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "secu", *settings, str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    wait_for_a_line(tmp_path / "run" / "metrics.jsonl", process)
+    wait_for_a_line(tmp_path / "run" / NEXT / "metrics.jsonl", process)
     process.send_signal(signal.SIGINT)
     pressed = time.monotonic()
     out, err = process.communicate(timeout=60)

@@ -20,6 +20,7 @@ from PIL import Image
 
 from own_images import digits, rows_of, tree, write_folder, write_manifest
 from secu import cli
+from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
 
 COMMANDS = ["fit", "predict", "sort", "export", "report"]
@@ -430,10 +431,10 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     assert list((tmp_path / "data" / "images").iterdir()) == []
 
     process = start(*settings, "--out", "run", "--resume", cwd=tmp_path)
-    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics = tmp_path / "run" / NEXT / "metrics.jsonl"
     wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
     assert_one_line(interrupt(process), "with --resume", code=130)
-    left = {path.name for path in (tmp_path / "run").iterdir()}
+    left = {path.name for path in (tmp_path / "run").iterdir()} - {LOCK}
     assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.safetensors"}
 
     monkeypatch.chdir(tmp_path)
@@ -547,3 +548,15 @@ def test_the_option_for_the_seed_wins_over_the_setting(secu, tmp_path):
         done = secu("fit", "digits", "-k", 3, *SHORT, *arguments, "--out", tmp_path / str(seed))
         assert done.code == 0, done.err
         assert Run.open(tmp_path / str(seed)).config().seed == seed
+
+
+def test_hostile_values_and_limits_are_one_line(secu):
+    """Of images that are all too large, a dry run already names the limit and its setting."""
+    for value in ("9" * 5000, "2024-13-45", "!!int x", "&a [*a]", "{a: 1, a: 2}"):
+        result = secu("fit", "digits", "-k", 3, "--dry-run", f"seed={value}")
+        assert result.code == 2
+        assert result.err.count("\n") == 1
+        assert len(result.err) < 1000
+    result = secu("fit", "digits", "-k", 3, "--dry-run", "data.max_pixels=60")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "8 x 8 are 64 pixels; the limit is 60 (data.max_pixels)" in result.err

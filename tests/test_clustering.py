@@ -408,13 +408,15 @@ def test_checkpoints_hold_the_same_tensors_as_ever():
     assert list(closed_form.state_dict()) == [*names, "centers.sums", "constraint.counts"]
 
 
-@pytest.mark.parametrize("constraint", ["none", "size", "entropy"])
+@pytest.mark.parametrize(
+    "constraint", [{"kind": "none"}, {"kind": "size"}, {"kind": "entropy"}, {"kind": "entropy", "alpha_over": "seen"}]
+)
 def test_a_step_compiles_without_a_graph_break(constraint):
     """Compiled and eager steps give the same losses, labels and state."""
     index = torch.arange(BATCH)
     x = draw_embeddings(2, index, 0)
-    _, eager = make(constraint={"kind": constraint})
-    _, compiled = make(constraint={"kind": constraint})
+    _, eager = make(constraint=constraint)
+    _, compiled = make(constraint=constraint)
     for clustering in (eager, compiled):
         clustering.start_epoch()
     expected = eager.step(x, index)

@@ -23,7 +23,7 @@ def method(tmp_path_factory) -> Method:
 @pytest.mark.parametrize("numbers", [(0, 1), (1,)])
 def test_each_image_is_compared_with_its_views(method, monkeypatch, numbers):
     """Image by image and view by view, with the random numbers drawn in their order, and the same ones every time."""
-    monkeypatch.setattr(predictor, "BATCH", 20)
+    monkeypatch.setitem(predictor.BATCH_IMAGES, "cpu", 20)
     images = digits(120)
     index = torch.arange(0, 120, 3)
     model = method.predictor()

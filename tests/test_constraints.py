@@ -340,6 +340,81 @@ def test_entropy_in_float32_is_accurate_for_imagenet():
                 assert int(constraint.assign(scores, torch.tensor([[old]]))) == winner, (old, j)
 
 
+def label_by_enumeration(
+    memory: list[int], batch: list[int], scores: list[list[float]], alpha: float, whole: bool
+) -> None:
+    """Assign the images of a batch against the same counts, trying every move, and store their labels.
+
+    In the first epoch the weight of a change of N·H is α/(images seen so far + 1), in others α/N.
+    """
+    clusters = len(scores[0])
+    counts = [memory.count(j) for j in range(clusters)]
+    divisor = len(memory) if whole else sum(counts) + 1
+    labels = []
+    for image in batch:
+        others = list(counts)
+        if memory[image] != NO_LABEL:
+            others[memory[image]] -= 1
+        totals = []
+        for j in range(clusters):
+            moved = [n + (k == j) for k, n in enumerate(others)]
+            change = -sum(n * math.log(n / len(memory)) for n in moved if n)
+            totals.append(scores[image][j] + alpha / divisor * change)
+        labels.append(best(totals))
+    for image, label in zip(batch, labels, strict=True):
+        memory[image] = label
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_in_the_first_epoch_alpha_may_be_divided_by_the_images_seen_so_far(float64, size):
+    """Two heads, three epochs; between two batches the state goes through a checkpoint."""
+    images = 30
+    alpha = 6.0
+    scores = draw_scores(images)
+    memories = [[NO_LABEL] * images for _ in HEADS]
+    labels = no_labels(images)
+    constraint = EntropyConstraint(CLUSTERS, images, alpha, "seen")
+    for epoch in range(3):
+        order = torch.randperm(images, generator=seeded(epoch))
+        constraint.start_epoch(0.0)
+        for batch in order.split(size):
+            new = constraint.assign(scores[batch], labels[batch])
+            constraint.update(new, labels[batch])
+            labels[batch] = new
+            for head, clusters in enumerate(HEADS):
+                mine = scores[:, head, :clusters].tolist()
+                label_by_enumeration(memories[head], batch.tolist(), mine, alpha, whole=epoch > 0)
+            assert labels.T.tolist() == memories
+            resumed = EntropyConstraint(CLUSTERS, images, alpha, "seen")
+            resumed.load_state_dict(constraint.state_dict())
+            resumed.start_epoch(0.0)
+            constraint = resumed
+
+
+def test_labels_spread_from_the_start_when_alpha_is_divided_by_the_images_seen():
+    """With α/N the first images go where their scores are best, and some clusters hardly get any in the first epoch."""
+    images = 3000
+    clusters = 30
+    scores = 0.2 * torch.randn(clusters, generator=seeded()) + 0.05 * torch.randn(
+        images, 1, clusters, generator=seeded(1)
+    )
+    sizes = {
+        over: run_passes(EntropyConstraint(torch.tensor([clusters]), images, 6 * images / 50, over), scores, 1, 50)
+        for over in ("all", "seen")
+    }
+    assert min(sizes["seen"]) > 3 * min(sizes["all"])
+    assert max(sizes["seen"]) < 0.9 * max(sizes["all"])
+
+
+def test_both_ways_to_divide_alpha_are_the_same_once_all_images_are_labeled():
+    memory = partly_labeled(40, 4, 5, 1.0)
+    first = filled(memory, 4, 9.0)
+    second = EntropyConstraint(torch.tensor([4]), 40, 9.0, "seen")
+    second.load_state_dict(first.state_dict())
+    second.start_epoch(0.0)
+    assert torch.equal(first.gain, second.gain)
+
+
 # Choosing a constraint
 
 
@@ -354,7 +429,9 @@ def test_build_constraint_reads_its_config():
     entropy_default = build_constraint(ConstraintConfig(kind="entropy"), CLUSTERS, 50_000)
     assert isinstance(entropy_default, EntropyConstraint)
     assert (entropy_default.images, entropy_default.alpha) == (50_000, 6000)  # α = 6N/50
+    assert entropy_default.over == "all"
     assert build_constraint(ConstraintConfig(kind="entropy", alpha=0), CLUSTERS, 50).alpha == 0
+    assert build_constraint(ConstraintConfig(kind="entropy", alpha_over="seen"), CLUSTERS, 50).over == "seen"
 
 
 def test_a_constraint_from_outside_is_chosen_by_name(monkeypatch):

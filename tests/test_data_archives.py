@@ -147,6 +147,40 @@ def test_a_tar_that_unpacks_to_too_much(tmp_path, monkeypatch):
         open_source(tmp_path / "a.tar.bz2")
 
 
+def test_a_zip_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    """Members that are no images are never unpacked, so that their size does not matter."""
+    monkeypatch.setattr(archives, "ANY_RATIO", 1 << 20)
+    make_zip(tmp_path / "a.zip", [("notes.txt", bytes(8 << 20)), ("good.png", picture())])
+    assert list(open_source(tmp_path / "a.zip").ids) == ["good.png"]
+    make_zip(tmp_path / "a.zip", [(f"{i}.bmp", bytes(1 << 20)) for i in range(8)])
+    with pytest.raises(UserError, match=r"source: cannot read .*: it unpacks to more than 200 times its size"):
+        open_source(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize("name", ["images", "labels"])
+def test_an_npz_that_unpacks_to_too_much(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(archives, "ANY_RATIO", 1 << 20)
+    arrays = {"images": np.zeros((8, 2, 2), np.uint8), "labels": np.zeros(8, "S1")}
+    arrays[name] = np.zeros((8, 1 << 10, 1 << 10), np.uint8) if name == "images" else np.zeros(8, "S1000000")
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=r"source: cannot read .*: it unpacks to more than 200 times its size"):
+        open_source(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_npz_is_in_memory_only_once(tmp_path, order):
+    array = np.zeros((64, 512, 1024), np.uint8, order=order)
+    array[3, 4, 5] = 200
+    np.savez_compressed(tmp_path / "a.npz", array)
+    tracemalloc.start()
+    try:
+        source = open_source(tmp_path / "a.npz")
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * array.nbytes
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(source.array, array)
+
+
 def test_headers_of_a_tar_that_claim_too_much(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MAX_MEMBER", 1 << 20)
     info = tarfile.TarInfo("long")

@@ -3,6 +3,8 @@
 import io
 import os
 import struct
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from secu.data.decode import BadImage, decode
+from secu.config import DataConfig
+from secu.data import load, open_source
+from secu.data.decode import MAX_PIXELS, BadImage, decode
 from secu.data.probe import read_header
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -338,7 +342,7 @@ def test_errors_that_may_pass_are_not_lasting(tmp_path, monkeypatch):
     quarters().save(tmp_path / "a.png")
     for error in (MemoryError(), OSError(5, "Input/output error")):
 
-        def fail(*_, error=error):
+        def fail(*_, error=error, **__):
             raise error
 
         monkeypatch.setattr(module, "_plain", fail)
@@ -369,16 +373,91 @@ def test_20000_by_20000_is_refused_at_once():
     content = huge_png(20_000)
     assert len(content) < 1_000_000
     start = time.perf_counter()
-    with pytest.raises(BadImage, match=r"20000 x 20000 are 400 million pixels; the limit is 179"):
+    with pytest.raises(
+        BadImage, match=r"^20000 x 20000 are 400,000,000 pixels; the limit is 100,000,000 \(data.max_pixels\)$"
+    ):
         decode(content, 64, 3)
     assert time.perf_counter() - start < 10
-    assert read_header(content)[:3] == (20_000, 20_000, True)
+    with pytest.raises(BadImage, match=r"data.max_pixels"):
+        read_header(content)
+    assert read_header(content, 10**9)[:3] == (20_000, 20_000, True)
 
 
 def test_100_million_pixels_are_read_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not decode(huge_png(10_000), 32, 1).any()
+
+
+def claiming(side, **options):
+    """Return a JPEG whose header claims to be larger than it is."""
+    content = bytearray(encoded(Image.new("RGB", (16, 16)), "JPEG", **options))
+    frame = max(content.find(b"\xff\xc0"), content.find(b"\xff\xc2"))
+    content[frame + 5 : frame + 9] = struct.pack(">HH", side, side)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("side", "options", "reason"),
+    [
+        (65_500, {}, r"65500 x 65500 are 4,290,250,000 pixels; the limit is 800,000,000 \(8 times data.max_pixels\)"),
+        (20_000, {"progressive": True}, r"are 400,000,000 pixels; the limit is 100,000,000 \(data.max_pixels\)"),
+    ],
+)
+def test_a_jpeg_may_claim_eight_times_as_many_pixels(side, options, reason):
+    with pytest.raises(BadImage, match=reason):
+        decode(claiming(side, **options), 64, 3)
+
+
+def test_the_limit_is_a_setting(tmp_path):
+    """Another limit is another state of the cache: it decides which images are left out."""
+    assert DataConfig().max_pixels == MAX_PIXELS
+    for side in (20, 21):
+        Image.new("RGB", (side, side)).save(tmp_path / f"{side}.png")
+    for limit, count in ((MAX_PIXELS, 2), (400, 1), (441, 2)):
+        config = DataConfig(source=str(tmp_path), image_size=8, channels=3, max_pixels=limit)
+        assert open_source(tmp_path).limited(limit).probe().side == 20  # the lower median
+        images = load(config, cache=tmp_path / "cache", allow_bad=True)
+        assert len(images) == count
+        assert [reason for _, reason in images.skipped] == (
+            ["21 x 21 are 441 pixels; the limit is 400 (data.max_pixels)"] if limit == 400 else []
+        )
+
+
+WORST = """
+import resource, sys
+from secu.config import DataConfig
+from secu.data import load, open_source
+from secu.data.decode import MAX_PIXELS, BadImage, decode
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decode(open(sys.argv[1], "rb").read(), 64, 3, None, int(sys.argv[2]))
+except BadImage as error:
+    print(error, file=sys.stderr)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in other units elsewhere")
+@pytest.mark.parametrize(
+    ("name", "mode", "options", "most"),
+    [
+        ("a.webp", "RGBA", {"lossless": True, "method": 0, "quality": 0}, 16.5),  # a file of 34 bytes
+        ("a.png", "LA", {"compress_level": 1}, 12.5),
+        ("a.tif", "RGBA", {"compression": "tiff_deflate"}, 8.5),
+        ("a.jpg", "CMYK", {"progressive": True}, 9),
+        ("a.png", "RGB", {"compress_level": 1}, 4.5),
+    ],
+)
+def test_memory_of_the_worst_files_that_are_accepted(tmp_path, name, mode, options, most):
+    """Bytes per pixel, measured with 10 million: of all kinds of files, a WebP of 100 million takes most, 1.6 GB."""
+    pixels = 10_000_000
+    Image.new(mode, (4000, 2500)).save(tmp_path / name, **options)
+    command = [sys.executable, "-c", WORST, str(tmp_path / name), str(pixels)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert int(ended.stdout) < most * pixels + (16 << 20)
+    assert most * MAX_PIXELS <= 1.65e9
 
 
 def test_a_jpeg_of_20000_by_20000_is_decoded_at_an_eighth():

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from PIL import Image
@@ -496,7 +498,8 @@ def test_nothing_is_unpickled(tmp_path, kind):
         with pytest.raises(UserError, match=r"labels: .* has no 'y'; it has no labels at all"):
             open_source(path, labels="y")
     else:
-        with pytest.raises(UserError, match=r"it contains pickled Python objects, which are never loaded"):
+        reason = "magic string" if kind == "pickle" else "it contains pickled Python objects, which are never loaded"
+        with pytest.raises(UserError, match=reason):
             open_source(path)
     assert not Trap.place.exists()
 
@@ -667,3 +670,29 @@ def test_batches_of_files_name_the_bad_ones(tmp_path):
     assert [rows for rows, _, _ in batches] == [[0, 1], [3, 4]]
     assert [pixels[:, 0, 0, 0].tolist() for _, pixels, _ in batches] == [[0, 10], [30, 40]]
     assert [[i for i, _ in bad] for _, _, bad in batches] == [[2], []]
+
+
+def test_a_table_with_many_columns_and_empty_lines_is_refused(tmp_path):
+    """A header of 20,000 columns and as many short lines would make 400 million values."""
+    header = ",".join(["path", *map(str, range(20_000))])
+    (tmp_path / "a.csv").write_text(header + "\nx.png" * 20_000)
+    with pytest.raises(UserError, match=r"has lines with fewer values than its 20001 columns"):
+        open_source(tmp_path / "a.csv")
+
+
+def test_a_header_of_very_many_equal_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("path," + ",".join(map(str, range(200_000))) + ",7\n")
+    with pytest.raises(UserError, match=r"has two columns '7'"):
+        open_source(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("column", ["path", "features"])
+def test_a_parquet_file_that_unpacks_to_too_much(tmp_path, monkeypatch, column):
+    """Equal values are stored once: 100,000 rows in a few kilobytes."""
+    monkeypatch.setattr("secu.data.archives.ANY_RATIO", 1 << 20)
+    value = pa.array(["x" * 100]) if column == "path" else pa.array([[1.0] * 50])
+    parquet.write_table(pa.table({column: value.take(pa.array(np.zeros(100_000, int)))}), tmp_path / "a.parquet")
+    tracked = pa.total_allocated_bytes()
+    with pytest.raises(UserError, match=r"source: cannot read .*: it unpacks to more than 200 times its size"):
+        open_source(tmp_path / "a.parquet")
+    assert pa.total_allocated_bytes() - tracked < 30 << 20

@@ -14,6 +14,7 @@ from secu.config import DataConfig
 from secu.data import load
 from secu.errors import UserError
 from secu.train.listener import Listener
+from secu.train.place import LOCK
 
 DIGITS = DataConfig(source="dataset:digits")
 SHORT = ("optim.epochs=1", "optim.batch_size=256", "encoder.dim=8")
@@ -29,6 +30,7 @@ def short(tmp_path_factory):
 
 def test_the_demo_leaves_a_complete_run_folder(short):
     assert sorted(path.name for path in short.run.path.iterdir()) == [
+        LOCK,
         "assignments.csv",
         "assignments.parquet",
         "clusters.csv",

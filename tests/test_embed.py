@@ -165,6 +165,18 @@ def test_columns_are_kept(secu, pictures, tmp_path):
     np.testing.assert_allclose(again.vectors, slow_features(source), atol=2e-3)
 
 
+def test_paths_of_any_name_come_back(secu, pictures, tmp_path):
+    odd = [os.fsdecode(b"byte\xff.png"), "byte\\xff.png", "two\nlines.png"]
+    for name, path in zip(odd, sorted(pictures.rglob("*.png")), strict=False):
+        path.rename(path.with_name(name))
+    table = os.fsdecode(b"table\xff.parquet")
+    assert secu("embed", "pictures", "-o", table)[0] == 0
+    source = open_source(str(tmp_path / table))
+    assert isinstance(source, VectorSource)
+    assert sorted(source.paths) == sorted(map(str, pictures.rglob("*.png")))
+    assert set(odd) <= {os.path.basename(path) for path in source.paths}
+
+
 def test_links_keep_the_name_of_their_folder(secu, pictures, tmp_path):
     """A data set may consist of links into a store of files."""
     (tmp_path / "store").mkdir()

@@ -33,9 +33,10 @@ from secu.cluster.metrics import accuracy
 from secu.config import Config
 from secu.data import load_images, open_images
 from secu.errors import UserError
-from secu.results.tables import read_assignments
+from secu.results.reading import read_assignments
 from secu.train.listener import Listener
 from secu.train.run import Run
+from small_runs import new_run
 
 DIGITS = load_digits()
 X = (DIGITS.images[:60] * 15).astype(np.uint8)
@@ -129,7 +130,7 @@ def test_a_random_state_may_be_missing_or_numpys():
     drawn = small(random_state=np.random.RandomState(5)).fit(X)
     assert same(small(random_state=free.config_.seed).fit(X), free)
     assert drawn.config_.seed == np.random.RandomState(5).randint(2**31)
-    with pytest.raises(ValueError, match="seed"):
+    with pytest.raises(ValueError, match="random_state: -1 must be a whole number"):
         small(random_state=-1).fit(X)
 
 
@@ -469,7 +470,7 @@ def test_what_cannot_be_loaded(fitted, tmp_path):
             SeCu.load(tmp_path / "bad")
     unknown = fitted.config_.model_copy(update={"data": fitted.config_.data.model_copy(update={"image_size": None})})
     fitted.save(tmp_path / "unknown")
-    Run(tmp_path / "unknown").create(tmp_path / "other", unknown)
+    new_run(tmp_path / "other", unknown)
     for name in ("run.json", "metrics.jsonl", "model.safetensors", "assignments.csv", "clusters.csv"):
         shutil.copy(tmp_path / "unknown" / name, tmp_path / "other")
     with pytest.raises(UserError, match=r"data\.image_size: must be a number of pixels"):
@@ -588,10 +589,10 @@ def test_an_empty_folder(fitted, tmp_path):
         ({"n_clusters": 61}, "61 clusters need at least 61 images, got 60"),
         ({"n_clusters": 2.5}, "n_clusters: 2.5 must be a whole number"),
         ({"n_clusters": None}, "n_clusters: None must be a whole number"),
-        ({"balance": 1.5}, "balance: 1.5 must be from 0"),
+        ({"balance": 1.5}, "balance: 1.5 must be a number from 0 to 1"),
         ({"balance": "much"}, "balance: 'much' must be a number"),
         ({"epochs": "all"}, "epochs: 'all' must be a whole number"),
-        ({"epochs": -1}, "optim.epochs: -1"),
+        ({"epochs": -1}, "epochs: -1 must be a whole number from 0"),
         ({"device": "abacus"}, "device: 'abacus' is not available"),
         ({"settings": ["optim.lr=1"]}, "settings: .* must be a dict"),
         ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean lr"),

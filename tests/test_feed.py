@@ -63,6 +63,7 @@ def test_imagenet_trains_from_folders(tmp_path, folders, recipe):
 
 def test_streamed_images_train_the_same_model_as_resident_ones(tmp_path, folders):
     config, streamed = imagenet(folders)
+    config = config.model_copy(update={"augment": config.augment.model_copy(update={"crop_from": "square"})})
     resident = Images(streamed.fetch(torch.arange(len(streamed))), streamed.targets)
     sessions = [
         trained(tmp_path / name, config, images, test=images)

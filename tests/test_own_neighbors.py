@@ -11,6 +11,7 @@ from secu.config import AugmentConfig
 from secu.data import Images, open_source
 from secu.data.loading import combine
 from secu.methods import secu as module
+from secu.methods.predictor import BATCH_IMAGES
 from secu.train.feed import HostFeed, ResidentFeed
 from secu.train.listener import Listener
 from secu.train.session import Session
@@ -220,7 +221,7 @@ def test_fewer_images_than_neighbors(tmp_path, monkeypatch):
 @pytest.mark.parametrize("different", [2, 4, 6])
 def test_images_with_many_copies(tmp_path, monkeypatch, different):
     images = Images(digits(different).tensor.repeat(12, 1, 1, 1))
-    monkeypatch.setattr("secu.methods.predictor.BATCH", 10**6)
+    monkeypatch.setitem(BATCH_IMAGES, "cpu", 10**6)
     found = watch(tmp_path / "run", settings("heads=[2]", "neighbors.count=9"), monkeypatch, images)
     last = found.epochs[-1]
     assert len({tuple(row) for row in last["table"].tolist()}) >= 2
@@ -232,7 +233,7 @@ def test_images_with_many_copies(tmp_path, monkeypatch, different):
 def test_embeddings_that_are_all_the_same(tmp_path, monkeypatch):
     """No image has a neighbor; a run that has collapsed must not end in an error of tensors."""
     images = Images(torch.full((30, 1, 8, 8), 7, dtype=torch.uint8))
-    monkeypatch.setattr("secu.methods.predictor.BATCH", 10**6)
+    monkeypatch.setitem(BATCH_IMAGES, "cpu", 10**6)
     session = trained(tmp_path / "run", settings("heads=[2]"), images)
     assert session.finished
 

@@ -1,6 +1,7 @@
 """Tiles and sprite sheets: every picture is decoded once, found in its cell, and within the budget."""
 
 import io
+import tarfile
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from secu.data import Images
-from secu.results import pictures
+from secu.data import Images, load_images, open_source
+from secu.data import images as images_module
 from secu.results.pictures import LARGE, SMALL, Pictures, shrink, to_tile
 from secu.results.report import thumbnails
 
@@ -22,10 +23,13 @@ class Counting(Images):
     decoded: Counter = field(default_factory=Counter, kw_only=True)
     batches: list = field(default_factory=list, kw_only=True)
 
-    def pictures(self, index, side):
-        self.decoded.update((i, side) for i in index.tolist())
+    def iter_pictures(self, sides):
+        self.decoded.update(sides.items())
+        return super().iter_pictures(sides)
+
+    def fetch(self, index):
         self.batches.append(index.tolist())
-        return self.fetch(index)
+        return super().fetch(index)
 
     def position(self, i):
         return -i
@@ -45,10 +49,10 @@ def test_every_picture_is_decoded_once_and_large_ones_are_not_decoded_again():
 
 
 def test_pictures_are_read_in_the_order_of_the_source_and_in_batches(monkeypatch):
-    monkeypatch.setattr(pictures, "CHUNK", 4)
+    monkeypatch.setattr(images_module, "CHUNK", 4)
     images = Counting(gray(*range(100)))
     Pictures(images, large=[3, 50, 20, 4, 99, 7], small=[1, 2])
-    assert images.batches == [[99, 50, 20, 7], [4, 3], [2, 1]]
+    assert images.batches == [[99, 50, 20, 7], [4, 3, 2, 1]]
 
 
 def test_nothing_is_decoded_for_nothing():
@@ -62,7 +66,7 @@ def test_nothing_is_decoded_for_nothing():
 )
 def test_a_tile_is_gray_or_color(shape, tile):
     pixels = torch.arange(np.prod(shape), dtype=torch.uint8).view(shape)
-    found = to_tile(pixels)
+    found = to_tile(pixels.numpy())
     assert found.shape == tile
     first = found if found.ndim == 2 else found[..., 0]
     assert (first == pixels[0].numpy()).all()
@@ -81,6 +85,49 @@ def test_small_pictures_of_large_images_are_small():
     assert shown[0].shape == (LARGE, LARGE, 3)
     assert shown[1].shape == (SMALL, SMALL, 3)
     assert [tile.shape for tile in shown.tiles([1, 0, 1], 32)] == [(32, 32, 3)] * 3
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_compressed_tar_is_unpacked_once_for_all_pictures(tmp_path, mode):
+    """Large and small ones, in archive order: going back would unpack it from the start."""
+    path = tmp_path / f"a.tar.{mode[2:]}"
+    with tarfile.open(path, mode) as tar:
+        for level in np.random.default_rng(0).permutation(200).tolist():
+            content = io.BytesIO()
+            Image.new("L", (70, 70), level).save(content, "PNG")
+            info = tarfile.TarInfo(f"{level}.png")
+            info.size = content.tell()
+            content.seek(0)
+            tar.addfile(info, content)
+    source = open_source(path)
+    images = load_images(source, (1, 8, 8), cache=tmp_path / "cache")
+    assert images.pictures(torch.tensor([0]), 70).shape == (1, 1, 70, 70)  # its size is known from now on
+    file = source.file
+    back = []
+    reached = file.tell()
+
+    class Watched:
+        def seek(self, place, *rest):
+            nonlocal reached
+            back.append(place) if place < reached else None
+            reached = place
+            return file.seek(place, *rest)
+
+        def read(self, size=-1):
+            nonlocal reached
+            content = file.read(size)
+            reached = file.tell()
+            return content
+
+        def __getattr__(self, name):
+            return getattr(file, name)
+
+    source.archive.fileobj.file = Watched()
+    shown = Pictures(images, large=range(0, 200, 2), small=range(200))
+    assert [int(shown[i].mean()) for i in range(200)] == list(range(200))
+    assert {shown[i].shape for i in range(0, 200, 2)} == {(70, 70)}
+    assert {shown[i].shape for i in range(1, 200, 2)} == {(SMALL, SMALL)}
+    assert len(back) == 1
 
 
 # Sprite sheets

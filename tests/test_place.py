@@ -59,7 +59,9 @@ def holder(tmp_path):
 def test_a_second_process_gets_one_line(tmp_path, holder):
     path = tmp_path / "run"
     for enter in (lambda: held(path).__enter__(), lambda: require_unlocked(path), lambda: Run.check_free(path)):
-        with pytest.raises(UserError, match=r"out: .*run is in use by another process \(.*\.lock is locked\); wait"):
+        with pytest.raises(
+            UserError, match=r"out: .*run is in use by another process \(.*\.secu\.lock is locked\); wait"
+        ):
             enter()
 
 
@@ -81,8 +83,7 @@ def test_a_failed_start_leaves_no_folder(tmp_path):
 def test_a_folder_that_the_user_made_is_kept(tmp_path):
     with held(tmp_path):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
-    assert not holds_files(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
@@ -102,7 +103,7 @@ def test_remains_of_a_killed_process_do_not_occupy_the_folder(tmp_path):
     Run.check_free(tmp_path)
     assert Run.to_resume(tmp_path) is None
     with held(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, NEXT]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [NEXT, LOCK]
         Run.create(tmp_path, NEW).put_in_place()
     assert Run.open(tmp_path).config() == NEW
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
 from secu.apps import predict
-from secu.apps.predict import predict_source, read_limits
+from secu.apps.predict import limits_of, predict_source
 from secu.data import ArraySource, open_source, stream
 from secu.errors import UserError
 from secu.settings import merge
@@ -52,7 +52,7 @@ def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path
 
 @pytest.mark.parametrize("batch", [1, 7, 119, 120, 1000])
 def test_the_answers_do_not_depend_on_the_batch(run, pictures, tmp_path, monkeypatch, batch):
-    monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * batch)
+    monkeypatch.setattr(predict, "batch_size", lambda *_, batch=batch: batch)
     found, _ = predicted(run, pictures, tmp_path / "p.csv")
     expected = rows_of(run.path / "assignments.csv")
     assert [row["id"] for row in found] == [row["id"] for row in expected]
@@ -105,7 +105,7 @@ def test_a_color_model_takes_gray_images(tmp_path):
 
 def test_strange_images_are_outliers(run, tmp_path):
     """The limits of the run's own images judge new ones."""
-    limits = read_limits(run)
+    limits = limits_of(run)
     assert limits.shape == (3,)
     found, _ = predicted(run, ArraySource("x", np.tile(np.eye(8, dtype=np.uint8) * 255, (5, 1, 1))), tmp_path / "p.csv")
     for row in found:
@@ -116,9 +116,9 @@ def test_twins_of_the_images_of_training_are_no_outliers(tmp_path, monkeypatch):
     """Their limit is their own cosine, which is rounded in clusters.csv and differs by a bit in another batch."""
     np.save(tmp_path / "twins.npy", np.repeat(digits(1)[0], 20, 0))
     twins = fitted(tmp_path, tmp_path / "twins.npy", 2)
-    limits = read_limits(twins)
+    limits = limits_of(twins)
     for batch in (1, 3, 64):
-        monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * batch)
+        monkeypatch.setattr(predict, "batch_size", lambda *_, batch=batch: batch)
         found, _ = predicted(twins, tmp_path / "twins.npy", tmp_path / "p.csv")
         assert {row["outlier"] for row in found} == {"False"}
         assert all(float(row["cosine"]) - limits[int(row["cluster"])] > 5e-5 for row in found)
@@ -273,7 +273,7 @@ class Counting(ArraySource):
 @pytest.mark.parametrize("side", [8, 9])
 def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypatch, side):
     """No image is read long before the table has the row of an earlier one, whether in slices or one by one."""
-    monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
+    monkeypatch.setattr(predict, "batch_size", lambda *_: 16)
     monkeypatch.setattr(stream, "cores", lambda: 2)
     reach = []
     for count in (400, 4_000):
@@ -295,7 +295,7 @@ def test_memory_does_not_grow_with_the_number_of_images(run, tmp_path, monkeypat
 @pytest.mark.parametrize("side", [8, 9])
 def test_a_table_that_cannot_be_written_ends_the_reading_too(run, tmp_path, monkeypatch, side):
     """While threads are at the next batch."""
-    monkeypatch.setattr(predict, "BATCH_PIXELS", 64 * 16)
+    monkeypatch.setattr(predict, "batch_size", lambda *_: 16)
     monkeypatch.setattr(stream, "cores", lambda: 2)
     source = Counting(4_000, side)
     threads = set(threading.enumerate())

@@ -8,9 +8,17 @@ import torch.nn.functional as F
 
 from secu.data import Images
 from secu.methods import Method, predictor
-from secu.methods.predictor import Predictions, batches_of, best_two, choose, evaluation_mode, outlier_limits
+from secu.methods.predictor import (
+    Predictions,
+    batch_size,
+    batches_of,
+    best_two,
+    choose,
+    evaluation_mode,
+    outlier_limits,
+)
 from secu.settings import load_config
-from small_runs import digits, trained
+from small_runs import CPU, digits, trained
 
 IMAGES = 120
 
@@ -75,7 +83,7 @@ def test_embeddings_are_unit_and_do_not_depend_on_the_batch(method, monkeypatch)
     embeddings = model.embed(images)
     assert embeddings.shape == (IMAGES, 16)
     torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(IMAGES))
-    monkeypatch.setattr(predictor, "BATCH", 7)
+    monkeypatch.setitem(predictor.BATCH_IMAGES, "cpu", 7)
     torch.testing.assert_close(model.embed(images), embeddings)
     torch.testing.assert_close(model.embed(Images(images.tensor[5:6])), embeddings[5:6])
 
@@ -127,14 +135,18 @@ def test_predict_is_choose_with_the_temperature_of_the_run(method):
     assert model.predict(digits(IMAGES)).confidence.mean() < found.confidence.mean()
 
 
-@pytest.mark.parametrize(("side", "most"), [(8, 512), (32, 512), (96, 56), (224, 10), (2000, 1)])
-def test_fewer_large_images_are_held_at_once(side, most):
+@pytest.mark.parametrize(
+    ("side", "most", "most_on_a_gpu"),
+    [(8, 512, 2048), (32, 512, 2048), (96, 56, 910), (224, 10, 167), (256, 8, 128), (4000, 1, 1)],
+)
+def test_fewer_large_images_are_held_at_once(side, most, most_on_a_gpu):
+    assert batch_size((3, side, side), torch.device("cuda")) == most_on_a_gpu
     images = Images(torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(1100, 1, side, side))
-    parts = batches_of(torch.arange(1100), images)
+    parts = batches_of(torch.arange(1100), images, CPU)
     assert {len(part) for part in parts[:-1]} == {most}
     assert torch.equal(torch.cat(parts), torch.arange(1100))
 
 
 def test_features_come_in_full_batches():
-    parts = batches_of(torch.arange(9000), Images(torch.zeros(9000, 7)))
+    parts = batches_of(torch.arange(9000), Images(torch.zeros(9000, 7)), CPU)
     assert [len(part) for part in parts] == [4096, 4096, 808]

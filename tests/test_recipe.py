@@ -98,7 +98,7 @@ def test_a_mistake_leaves_no_folder(tmp_path, override, message):
 def test_the_run_to_start_from_is_not_the_one_that_is_replaced(tiny_digits, tmp_path):
     path = tmp_path / "run"
     path.mkdir()
-    for name in ("config.yaml", "model.safetensors", "clusters.csv"):  # no checkpoint that would protect it
+    for name in ("config.yaml", "run.json", "model.safetensors", "clusters.csv"):  # no checkpoint that would protect it
         (path / name).write_bytes((tiny_digits.path / name).read_bytes())
     before = contents(path)
     with pytest.raises(UserError, match=r"init_from: .*run is the run that would be replaced"):

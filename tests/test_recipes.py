@@ -32,7 +32,19 @@ NEW = {
     "features.components": 256,
     "features.dropout": 0.1,
     "optim.backbone_lr": None,
+    "constraint.alpha_over": "all",
+    "centers.optimizer": "sgd",
+    "augment.crop_from": "square",
 }
+# Version 0.1 differed from the published experiments on ImageNet.
+CORRECTED = {
+    "imagenet": {
+        "centers.optimizer": "lars",
+        "encoder.prediction_dim": 2048,
+        "augment.crop_from": "original",
+    }
+}
+CORRECTED["imagenet-entropy"] = CORRECTED["imagenet"] | {"constraint.alpha_over": "seen"}
 
 
 def resolved() -> dict[str, Any]:
@@ -69,17 +81,17 @@ def test_the_snapshot_is_stored_as_this_file_writes_it():
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_settings_of_version_0_1_resolve_to_the_same_recipe(name):
+def test_the_settings_of_version_0_1_resolve_to_the_same_recipe_but_for_corrections(name):
     settings: dict[str, Any] = {}
-    for key, value in json.loads(OLD_SNAPSHOT.read_text())[name].items():
+    for key, value in (json.loads(OLD_SNAPSHOT.read_text())[name] | CORRECTED.get(name, {})).items():
         settings = merge(settings, nest(key, value))
     assert resolve(settings) == load_config(name)
 
 
-def test_nothing_but_names_changed_since_version_0_1():
+def test_nothing_but_names_and_corrections_changed_since_version_0_1():
     stored = json.loads(SNAPSHOT.read_text())
     for name, settings in json.loads(OLD_SNAPSHOT.read_text()).items():
-        expected = {RENAMED.get(key, key): value for key, value in settings.items()} | NEW
+        expected = {RENAMED.get(key, key): value for key, value in settings.items()} | NEW | CORRECTED.get(name, {})
         expected["data.source"] = f"dataset:{expected.pop('data.name')}"
         expected["augment.plain"] = expected["augment.plain"].replace("centre", "center")
         assert stored[name] == expected
@@ -134,7 +146,9 @@ class Facts:
     size: tuple[float, float] = (0.9, 0.1)  # lower bound and dual learning rate
     alpha: float
     crop: float = 0.2
+    crop_from: str = "square"
     encoder: tuple[str, str, int, int] = ("resnet18", "cifar", 2, 0)
+    prediction_dim: int = 512
     optimizer: tuple[str, float, float, int] = ("sgd", 0.2, 1e-4, 128)
 
 
@@ -202,7 +216,9 @@ FACTS = {
         size=(0.4, 20),
         alpha=90_000,
         crop=0.08,
+        crop_from="original",
         encoder=("resnet50", "imagenet", 3, 2),
+        prediction_dim=2048,
         optimizer=("lars", 1.6, 1e-6, 1024),
     ),
 }
@@ -220,12 +236,14 @@ def test_recipes_have_the_values_of_the_facts(name):
     assert (config.data.mean, config.data.std) == facts.statistics
     assert (config.optim.initial_epochs, config.optim.epochs, config.optim.warmup_epochs) == (1, facts.epochs, 10)
     assert (config.loss.temperature, config.loss.center_temperature) == facts.temperatures
-    assert config.augment.crop_min == facts.crop
+    assert (config.augment.crop_min, config.augment.crop_from) == (facts.crop, facts.crop_from)
     encoder = config.encoder
     optim = config.optim
     layers = (encoder.projection_layers, encoder.prediction_layers)
     assert (encoder.backbone, encoder.stem, *layers, encoder.dim) == (*facts.encoder, 128)
+    assert encoder.prediction_dim == facts.prediction_dim
     assert (optim.name, optim.lr, optim.weight_decay, optim.batch_size) == facts.optimizer
+    assert config.centers.optimizer == optim.name  # one optimizer moves both
     assert optim.momentum == 0.9
     assert (config.loss.name, config.centers.kind, config.constraint.score) == ("secu", "sgd", "cosine")
 
@@ -271,6 +289,7 @@ def test_an_entropy_recipe_differs_from_its_size_recipe_in_the_constraint_alone(
         allowed = {"constraint.kind", "constraint.alpha"}
         if name == "imagenet":
             allowed |= {"constraint.lower", "constraint.dual_lr", "centers.lr", "centers.schedule"}
+            allowed |= {"constraint.alpha_over"}
         assert {"constraint.kind"} <= different <= allowed
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,11 +15,12 @@ import torch
 from torch.nn.functional import normalize
 
 from secu.cluster.metrics import score
-from secu.data import Images, printable
+from secu.data import Images
 from secu.methods.predictor import Predictions
+from secu.names import escape
 from secu.results.found import Results
 from secu.results.pictures import Pictures
-from secu.results.report import Report, ReportData, build, cards, layout, page, truth
+from secu.results.report import Report, ReportData, build, cards, layout, limits, page, truth
 from secu.results.report.values import floats
 from secu.settings import load_config
 
@@ -299,7 +301,7 @@ def test_the_fingerprint_depends_on_names_and_clusters_alone(data, found):
 
 def test_ids_are_those_of_the_table():
     data = make_data(ids=hostile_ids(60))
-    assert data.ids[: len(HOSTILE)] == [printable(name) for name in HOSTILE]
+    assert data.ids[: len(HOSTILE)] == [escape(name) for name in HOSTILE]
     assert build.content(data)["ids"] == data.ids
 
 
@@ -350,9 +352,9 @@ def test_principal_components_keep_distances(results):
 class Noise(Images):
     """Photos of pure noise, the worst case for JPEG, made when they are shown."""
 
-    def pictures(self, index, side):
-        draw = torch.Generator().manual_seed(int(index[0]))
-        return torch.randint(0, 256, (len(index), *self.shape), dtype=torch.uint8, generator=draw)
+    def iter_pictures(self, sides):
+        draw = np.random.default_rng(0)
+        return ((i, draw.integers(0, 256, self.shape, np.uint8)) for i in sides)
 
 
 def make_noise(ids, side):
@@ -382,6 +384,91 @@ def test_the_file_does_not_grow_with_the_number_of_images(tmp_path, count, lengt
     assert len(pictures["index"]) <= 2000 + 240
     assert pictures["name"] == [ids[i] for i in pictures["index"]]
     assert pictures["cluster"] == data.results.predictions.cluster[pictures["index"]].tolist()
+
+
+LONG = "<é\\xff" * 10_000  # 60,000 characters, of which JSON escapes some
+
+
+def written_size(path, data):
+    write_page(path / "report.html", data)
+    return (path / "report.html").stat().st_size
+
+
+@pytest.mark.usefixtures("quick_map")
+@pytest.mark.parametrize(("count", "clusters"), [(3_000, 10), (4_000, 1000)])
+def test_long_paths_do_not_make_the_file_larger(tmp_path, count, clusters):
+    ids = [f"{i:08d}/{LONG[:30_000]}/{i:08d}.png" for i in range(count)]
+    data = make_data(count, clusters, labels=False, images=make_noise(ids, 32))
+    assert 1_000_000 < written_size(tmp_path, data) <= 10_000_000
+    content = content_of((tmp_path / "report.html").read_text())
+    assert content["ids"] is None
+    length = content["pictures"]["nameLength"]
+    shown = dict(zip(content["pictures"]["index"], content["pictures"]["name"], strict=True))
+    assert all(len(name) == length for name in shown.values())
+    assert all(name[:8] == name[-12:-4] == f"{index:08d}" for index, name in shown.items())
+
+
+@pytest.mark.usefixtures("quick_map")
+def test_long_names_of_classes_titles_and_facts_do_not_make_the_file_larger(tmp_path):
+    data = make_data(
+        3_000,
+        300,
+        class_names=tuple(f"{number}{LONG}{number}" for number in range(300)),
+        title=LONG,
+        warnings=[LONG] * 100,
+        facts={LONG: LONG, "device": LONG},
+    )
+    data = replace(data, config=data.config.model_copy(update={"description": LONG * 20}))
+    assert written_size(tmp_path, data) <= 10_000_000
+    content = content_of((tmp_path / "report.html").read_text())
+    assert content["truth"]["classes"][7].startswith("7<é")
+    assert content["truth"]["classes"][7].endswith("xff7")
+    assert max(len(name) for card in content["clusters"] for name, _ in card["classes"]) <= 200
+
+
+@pytest.mark.usefixtures("quick_map")
+def test_a_class_for_every_image_does_not_make_the_file_larger(tmp_path):
+    count = 20_000
+    names = tuple(f"{number:09d}" * 10 for number in range(count))
+    data = make_data(count, 600, targets=torch.arange(count), class_names=names)
+    assert written_size(tmp_path, data) <= 10_000_000
+    content = content_of((tmp_path / "report.html").read_text())
+    assert content["truth"] is None
+    assert content["pictures"]["target"] == []
+    assert "Comparison with true labels" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("quick_map")
+def test_very_many_clusters_do_not_make_the_file_larger(tmp_path):
+    ids = [f"{i:05d}/{LONG[:300]}/{i:05d}.png" for i in range(9_000)]
+    assert written_size(tmp_path, make_data(9_000, 8_000, labels=False, images=make_noise(ids, 32))) <= 10_000_000
+    content = content_of((tmp_path / "report.html").read_text())
+    assert len(content["clusters"]) == 8_000
+    assert not any(card["similar"] for card in content["clusters"])
+
+
+@pytest.mark.usefixtures("quick_map")
+def test_very_many_epochs_do_not_make_the_file_larger(tmp_path):
+    assert written_size(tmp_path, make_data(metrics=make_metrics(100_001))) <= 2_000_000
+    epochs = content_of((tmp_path / "report.html").read_text())["curves"]["epoch"]
+    assert len(epochs) <= 2_000
+    assert epochs[-1] == 100_000
+    assert len(set(np.diff(epochs))) == 1
+
+
+@pytest.mark.parametrize(("count", "most"), [(0, 5), (1, 5), (5, 5), (6, 5), (11, 5), (1000, 7)])
+def test_epochs_are_thinned_evenly_up_to_the_last(count, most):
+    kept = limits.thin(count, most)
+    assert len(kept) <= most
+    assert len(kept) >= min(count, most) // 2
+    assert kept[-1:] == [count - 1][:count]
+    assert len(set(np.diff(kept))) <= 1
+
+
+def test_short_names_are_not_shortened_and_long_ones_keep_both_ends():
+    assert limits.shorten("a" * 32, 32) == "a" * 32
+    assert limits.shorten("a" * 40 + "b" * 40, 32) == "a" * 15 + "…" + "b" * 16
+    assert limits.fit_names(["a", "b"]) == (["a", "b"], None)
 
 
 def test_no_picture_is_stored_twice(data):
@@ -439,7 +526,7 @@ def test_hostile_text_is_text_everywhere():
     assert "<img" not in html
     assert "<!--" not in html
     content = content_of(html)
-    assert content["ids"][: len(HOSTILE)] == [printable(name) for name in HOSTILE]
+    assert content["ids"][: len(HOSTILE)] == [escape(name) for name in HOSTILE]
     assert content["truth"]["classes"] == list(names)
     html.encode("utf-8")
 

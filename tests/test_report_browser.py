@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from secu.data import printable
+from secu.names import escape
+from secu.results.cells import disarm
+from secu.results.edits import read_rows
 from secu.results.report import page as report_page
 from test_report import HOSTILE, hostile_ids, make_data, write_page
 
@@ -146,7 +148,7 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
-    names = ("plain", "hostile", "many", "mixed", "large")
+    names = ("plain", "hostile", "many", "mixed", "large", "long")
     paths = {name: folder / f"{name}.html" for name in names}
     write_page(paths["plain"], make_data(240, 5))
     nasty = {"title": HOSTILE[0], "class_names": HOSTILE[:4], "warnings": HOSTILE[:2]}
@@ -159,11 +161,18 @@ def reports(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_page, "NAMES", 1000)
         write_page(paths["large"], make_large())
+        patch.setattr("secu.results.report.layout.LEAST_POINTS", 10**9)  # a faster map
+        write_page(paths["long"], make_long())
     return paths
 
 
 def make_large():
     return make_data(2100, 5, ids=[f'a "b",\\n/{i}.png' for i in range(2100)])
+
+
+def make_long():
+    """Names that differ in their middle alone, which is not shown, and start like a formula."""
+    return make_data(2100, 5, ids=[f"={'猫😀' * 600}{i}{'x' * 1200}" for i in range(2100)])
 
 
 @pytest.fixture
@@ -289,18 +298,47 @@ def test_the_download_has_every_picture_and_every_edit(page):
         }
 
 
+def write_table(path, data, order=lambda rows: rows):
+    """Write assignments.csv as a run does, up to the columns that the page ignores."""
+    found = data.results.predictions
+    rows = zip(data.ids, found.cluster.tolist(), found.confidence.tolist(), strict=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "cluster", "confidence"])
+        writer.writerows([disarm(cell) for cell in row] for row in order(list(rows)))
+
+
 @pytest.fixture
 def large(page, reports, tmp_path):
     """A report of more pictures than it holds names of, and the table beside it."""
     data = make_large()
-    found = data.results.predictions
-    with (tmp_path / "assignments.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "cluster", "confidence"])
-        writer.writerows(zip(data.ids, found.cluster.tolist(), found.confidence.tolist(), strict=True))
+    write_table(tmp_path / "assignments.csv", data)
     page.open(reports["large"])
     assert page.content()["ids"] is None
     return page, data, tmp_path
+
+
+def test_names_that_are_too_long_to_be_held_come_back_whole_and_marks_stay_with_their_picture(page, reports, tmp_path):
+    data = make_long()
+    page.open(reports["long"])
+    shown = page.content()["pictures"]["name"]
+    assert len(shown[0]) == page.content()["pictures"]["nameLength"]
+    assert len(set(shown)) == 1
+    page.find("#card-0 .pic").send_keys("w")
+    wrong = page.content()["clusters"][0]["typical"][0]
+    (page.downloads / "names.csv").unlink(missing_ok=True)
+    page.click("#download")
+    write_table(tmp_path / "assignments.csv", data, order=lambda rows: rows[::-1])
+    page.find("#table").send_keys(str(tmp_path / "assignments.csv"))
+    page.wait(lambda: page.find("#table-note").is_displayed())  # in another order, nobody can tell them apart
+    write_table(tmp_path / "assignments.csv", data)
+    page.click("#close-table")
+    page.click("#download")
+    page.find("#table").send_keys(str(tmp_path / "assignments.csv"))
+    page.wait((page.downloads / "names.csv").exists)
+    rows = read_rows(page.downloads / "names.csv", 5)
+    assert [row.id for row in rows] == list(data.ids)
+    assert [index for index, row in enumerate(rows) if row.wrong] == [wrong]
 
 
 def test_the_download_of_very_many_pictures_takes_the_table_and_gives_it_back_with_the_edits(large):
@@ -508,7 +546,7 @@ def test_hostile_names_are_shown_as_text(page, reports):
         seen[index] = page.script("return arguments[0].textContent", page.find("#picture-title"))
         page.click("#close-picture")
     assert len(seen) > 5
-    assert seen == {index: printable(HOSTILE[index]) for index in seen}
+    assert seen == {index: escape(HOSTILE[index]) for index in seen}
     page.hover(0)
     assert page.find("#map-tip strong").text
     page.name(0, HOSTILE[0])
@@ -518,7 +556,7 @@ def test_hostile_names_are_shown_as_text(page, reports):
     rows = page.download()
     assert len(rows) == 60
     for index, name in enumerate(HOSTILE):
-        wanted = ("'" if name[0] in "=+-@" else "") + printable(name)
+        wanted = ("'" if name[0] in "=+-@" else "") + escape(name)
         assert rows[index]["id"] == wanted
         assert rows[index]["cluster"] == str(content["cluster"][index])
     assert {row["name"] for row in rows if row["cluster"] == "1"} == {"'=1+1"}

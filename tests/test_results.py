@@ -21,9 +21,9 @@ from secu.methods.predictor import Predictions, choose, outlier_limits
 from secu.results import exemplars
 from secu.results.exemplars import choose_exemplars, draw_exemplars, nearest_to_center, square
 from secu.results.pictures import LARGE, SMALL, Pictures
+from secu.results.reading import read_assignments
 from secu.results.report import Report, ReportData
 from secu.results.results import ROUNDING, find_results, write_report, write_results
-from secu.results.tables import read_assignments
 from secu.settings import load_config
 from secu.train.run import Run
 from small_runs import new_run
@@ -39,9 +39,9 @@ class Counting(Images):
 
     decoded: Counter = field(default_factory=Counter, kw_only=True)
 
-    def pictures(self, index, side):
-        self.decoded.update((i, side) for i in index.tolist())
-        return self.fetch(index)
+    def iter_pictures(self, sides):
+        self.decoded.update(sides.items())
+        return super().iter_pictures(sides)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_images_that_were_left_out_are_listed_with_the_reason(tmp_path, results,
     images = Images(digits.tensor, skipped=[("a\nb.png", "cut short")], repeated=[("c.png", "row 2 is row 1")])
     write_results(run, replace(results, images=images), pictures=False)
     assert rows_of(run.path / "skipped.csv") == [
-        {"id": "a\\nb.png", "reason": "cut short"},
+        {"id": "a\\x0ab.png", "reason": "cut short"},
         {"id": "c.png", "reason": "row 2 is row 1"},
     ]
 

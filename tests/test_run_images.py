@@ -176,7 +176,7 @@ def test_a_run_that_recorded_no_images_takes_what_is_there(tiny_fit, tmp_path):
 def test_a_damaged_list_of_images_is_named(tiny_fit, tmp_path, text):
     shutil.copytree(tiny_fit.path, tmp_path / "run")
     (tmp_path / "run" / "images.json").write_text(text)
-    with pytest.raises(UserError, match=r"images.json is not a list of images"):
+    with pytest.raises(UserError, match=r"images.json is damaged: it is not a JSON object"):
         images_of(Run.open(tmp_path / "run"), Listener())
 
 

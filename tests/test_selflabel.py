@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 import secu.train.clock
@@ -304,7 +303,8 @@ def test_first_run_that_was_replaced_is_noticed(tmp_path):
     self_labeled(first, tmp_path / "second", time_limit=1e-9)
     tensors = first.load_model()
     tensors["clustering.centers.weight"] = tensors["clustering.centers.weight"].flip(1).contiguous()
-    save_file(tensors, first.path / "model.safetensors")
+    first.save_model("model.safetensors", tensors)
+    first.write_record(first.record())
     message = r"resume: the previous run changed since this one began: \d+% of its labels are different; start a new"
     with pytest.raises(UserError, match=message):
         self_labeled(first, tmp_path / "second", resume=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
 from secu.train.signals import STOPPING, OneInterruption
 
@@ -105,7 +106,7 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path, number, times, code):
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
     ) as process:
-        lines = path / ".next" / "metrics.jsonl"
+        lines = path / NEXT / "metrics.jsonl"
         while not (lines.is_file() and lines.read_text().count("\n") >= 1):
             assert process.poll() is None
             time.sleep(0.02)
@@ -118,4 +119,4 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path, number, times, code):
     assert errors == f"secu: {what}; the same command with --resume continues after the last complete epoch, if any\n"
     run = Run.open(path)
     assert run.load_state()["epochs_done"] == run.record()["epochs_done"] >= 1
-    assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == [".lock"]
+    assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == [LOCK]

@@ -114,11 +114,13 @@ def test_copies_are_not_put_where_a_glob_would_find_them(pictures, tmp_path):
     assert sort_run(run, tmp_path / "sorted", copy=True) == 60
 
 
-@pytest.mark.parametrize("kind", ["folder", "empty folder", "file", "link to a folder"])
+@pytest.mark.parametrize("kind", ["folder", "empty folder", "file", "link to a folder", "link to nothing"])
 def test_what_exists_is_left_alone(run, tmp_path, kind):
     place = tmp_path / "sorted"
     if kind == "file":
         place.write_text("mine")
+    elif kind == "link to nothing":
+        place.symlink_to(tmp_path / "nothing")
     else:
         real = tmp_path / "real" if "link" in kind else place
         real.mkdir()
@@ -322,10 +324,83 @@ def test_nothing_is_left_after_an_error(run, tmp_path, monkeypatch, error):
         target.write_text("x")
 
     monkeypatch.setattr(shutil, "copy2", full)
-    with pytest.raises(type(error)):
-        sort_run(run, tmp_path / "sorted", copy=True)
+    expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(
+        expected, match=r"sort: cannot write .*sorted: No space left" if expected is UserError else None
+    ):
+        sort_run(run, tmp_path / "new" / "sorted", copy=True)
     assert len(calls) == 10
     assert tree(tmp_path) == []
+
+
+def test_a_disk_without_links_is_reported_and_nothing_is_left(run, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    with pytest.raises(UserError, match=r"sort: this disk has no links \(Operation not permitted\); use --copy"):
+        sort_run(run, tmp_path / "new" / "sorted", copy=False)
+    assert tree(tmp_path) == []
+
+
+def test_a_bad_table_of_names_is_refused_before_any_image_is_read(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("secu.apps.sort.images_of", None)
+    (tmp_path / "t.csv").write_bytes(b"id,cluster\n" + b"x" * 200_000)
+    for name, message in (("t.csv", "was not downloaded"), ("gone.csv", "cannot read")):
+        with pytest.raises(UserError, match=message):
+            sort_run(run, tmp_path / "new" / "sorted", copy=False, names=tmp_path / name)
+    assert tree(tmp_path) == ["t.csv"]
+
+
+def test_a_destination_that_cannot_be_created_is_refused_before_any_image_is_read(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("secu.apps.sort.images_of", None)
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "sorted", tmp_path / "new" / ("x" * 300)):
+        with pytest.raises(UserError, match=r"cannot create .*(File exists|File name too long)"):
+            sort_run(run, place, copy=False)
+    assert tree(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_original_that_vanishes_meanwhile_is_reported_and_nothing_is_left(run, tmp_path, monkeypatch, copy):
+    usual = Images.original
+
+    def moved(images, i):
+        found = usual(images, i)
+        return found.with_name("gone.png") if i == 7 else found
+
+    monkeypatch.setattr(Images, "original", moved)
+    with pytest.raises(UserError, match=r"sort: .*gone.png does not exist any more; restore it"):
+        sort_run(run, tmp_path / "sorted", copy=copy)
+    assert tree(tmp_path) == []
+
+
+def test_a_damaged_archive_is_reported_and_nothing_is_left(run, tmp_path, monkeypatch):
+    def damaged(images, i):
+        raise EOFError("Compressed file ended")
+
+    monkeypatch.setattr(Images, "original", damaged)
+    with pytest.raises(UserError, match=r"sort: cannot read .*png: Compressed file ended"):
+        sort_run(run, tmp_path / "sorted", copy=True)
+    assert tree(tmp_path) == []
+
+
+def test_a_disk_that_ignores_case_does_not_mix_two_clusters(run, tmp_path, monkeypatch):
+    table = write_names(tmp_path / "t.csv", run, ["Cats", "cats", "CATS"], [0, 1, 2])
+    usual = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", lambda path, *a, **k: usual(path.with_name(path.name.lower()), *a, **k))
+    with pytest.raises(UserError, match=r"names: (Cats|cats|CATS) and another name are the same folder on this disk"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=table)
+    assert tree(tmp_path) == ["t.csv"]
+
+
+def test_a_cluster_must_not_have_the_name_of_the_folder_for_wrong_images(run, tmp_path):
+    wrong = set(max(best_first(run), key=len)[:1])
+    table = write_names(
+        tmp_path / "t.csv", run, ["marked as wrong", "marked-as-wrong", "marked-as-wrong"], [0, 1, 1], wrong
+    )
+    with pytest.raises(UserError, match=r"'images marked as wrong' and 'marked-as-wrong' would share the folder"):
+        sort_run(run, tmp_path / "sorted", copy=False, names=table)
 
 
 def test_an_original_that_vanished_is_reported_and_nothing_is_left(pictures, tmp_path):

@@ -11,7 +11,8 @@ import torch
 
 from secu.errors import UserError
 from secu.methods.predictor import Predictions
-from secu.results.tables import OURS, CsvWriter, format_of, make_table, read_assignments, table_writer
+from secu.results.reading import read_assignments, read_limits
+from secu.results.tables import OURS, CsvWriter, format_of, make_table, table_writer
 
 COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
 
@@ -22,7 +23,7 @@ def predictions(count=3):
 
 
 def table(columns=None, labels=None, ids=("a", "b", "c")):
-    return make_table(ids, predictions(len(ids)), torch.tensor([False, True, False][: len(ids)]), columns or {}, labels)
+    return make_table(ids, predictions(len(ids)), torch.arange(len(ids)) == 1, columns or {}, labels)
 
 
 def rows(*arguments, **options):
@@ -76,8 +77,8 @@ def test_carried_columns_never_hide_ours_or_each_other():
 
 
 def test_a_name_with_a_newline_or_foreign_bytes_is_one_line():
-    found = rows(ids=("a\nb", "\udce4", "<b>ü,\"'"))
-    assert [row["id"] for row in found] == ["a\\nb", "\\xe4", "<b>ü,\"'"]
+    found = rows(ids=("a\nb", "\udce4", "<b>ü,\"'", "\\xe4"))
+    assert [row["id"] for row in found] == ["a\\x0ab", "\\xe4", "<b>ü,\"'", "\\x5cxe4"]
 
 
 # Formats
@@ -101,11 +102,58 @@ def test_whatever_the_columns_hold_can_be_written_and_read_back(tmp_path, kind):
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     else:
         found = pq.read_table(path).to_pylist()
-    assert list(found[0]) == [*COLUMNS, "label", "text", "latin-1 st\\udce4dte", "bytes", "mixed"]
+    assert list(found[0]) == [*COLUMNS, "label", "text", "latin-1 st\\xe4dte", "bytes", "mixed"]
     assert [row["text"] for row in found] == HOSTILE["text"]
-    assert found[0]["latin-1 st\\udce4dte"] == "K\\udcf6ln"
+    assert found[0]["latin-1 st\\xe4dte"] == "K\\xf6ln"
     assert [row["bytes"] for row in found] == ["cat", "\\xff", ""]
-    assert found[0]["label"] == "\\udcff"
+    assert found[0]["label"] == "\\xff"
+
+
+FORMULAS = ["=1+1", "'=x", "-2", "@a", "\tb", "+c", "\rd", "plain"]
+
+
+def formulas():
+    return table({"=column": FORMULAS, "-1": ["x"] * 8}, labels=["=cmd()"] * 8, ids=FORMULAS)
+
+
+def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay_numbers(tmp_path):
+    content = formulas()
+    content["cosine"] = [-0.25] * 8
+    path = write(tmp_path / "t.csv", "csv", content)
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
+    assert header[len(COLUMNS) :] == ["label", "'=column", "-1"]
+    for cell in (cell for line in [header, *lines] for cell in line):
+        assert cell[:1] not in tuple("=+@\t\r")
+        assert not cell.startswith("-") or float(cell) < 0
+    assert {line[header.index("cosine")] for line in lines} == {"-0.25"}
+    assert read_assignments(path) == content | {"id": FORMULAS}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_formulas_stay_exact_in_formats_that_no_spreadsheet_evaluates(tmp_path, kind):
+    path = write(tmp_path / f"t.{kind}", kind, formulas())
+    if kind == "jsonl":
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    else:
+        found = pq.read_table(path).to_pylist()
+    assert [row["=column"] for row in found] == FORMULAS
+    assert found[0]["id"] == "=1+1"
+
+
+def test_raw_csv_has_formulas_as_they_are(tmp_path):
+    path = tmp_path / "t.csv"
+    with table_writer(path, "csv", raw=True) as writer:
+        writer.write(formulas())
+    assert [row["=column"] for row in read_csv(path)] == FORMULAS
+
+
+def test_names_that_look_alike_stay_apart_in_every_text_column(tmp_path):
+    alike = ["\udcff", "\\xff", "a\nb", "a\\x0ab"]
+    content = table({"note": alike}, labels=alike, ids=alike)
+    assert len(set(content["id"])) == len(set(content["note"])) == len(set(content["label"])) == 4
+    found = read_assignments(write(tmp_path / "t.csv", "csv", content))
+    assert found["id"] == found["note"] == found["label"] == alike
 
 
 def test_csv_and_parquet_have_the_same_content(tmp_path):
@@ -215,8 +263,8 @@ HEADER = ",".join(COLUMNS)
         ("id,cluster\na,0\n", "it has no column 'confidence'"),
         (f"{HEADER}\na,0,0.9\n", "line 2 has 3 values for 7 columns"),
         (f"{HEADER}\na,0,0.9,1,0.0,0.8,False,9\n", "line 2 has 8 values for 7 columns"),
-        (f"{HEADER}\na,x,0.9,1,0.0,0.8,False\n", "column 'cluster': invalid literal"),
-        (f"{HEADER}\na,0,high,1,0.0,0.8,False\n", "column 'confidence': could not convert"),
+        (f"{HEADER}\na,x,0.9,1,0.0,0.8,False\n", "column 'cluster': 'x' is not a cluster number"),
+        (f"{HEADER}\na,0,high,1,0.0,0.8,False\n", "column 'confidence': 'high' is not a number"),
         (f"{HEADER}\na,0,0.9,1,0.0,0.8,no\n", "column 'outlier': 'no' is neither True nor False"),
         (f'{HEADER}\n"a"b,0,0.9,1,0.0,0.8,no\n', "expected after"),
         (b"\xff\xfe", "codec can't decode"),
@@ -239,3 +287,46 @@ def test_a_missing_table_is_named(tmp_path):
         UserError, match=r"run: cannot read .*gone\.csv: No such file or directory; was the run stopped"
     ):
         read_assignments(tmp_path / "gone.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a,-1,0.9,1,0.0,0.8,False", "column 'cluster': '-1' is not a cluster number"),
+        ("a,3,0.9,1,0.0,0.8,False", "column 'cluster': 3 is not one of 3 clusters"),
+        ("a,0,0.9,7,0.0,0.8,False", "column 'second': 7 is not one of 3 clusters"),
+        ("a,0,nan,1,0.0,0.8,False", "column 'confidence': 'nan' is not a number"),
+        ("a,0,0.9,1,0.0,inf,False", "column 'cosine': 'inf' is not a number"),
+        (f"a,{'9' * 400},0.9,1,0.0,0.8,False", "is not a cluster number"),
+        (f"{'a' * 200_000},0,0.9,1,0.0,0.8,False", "field larger than field limit"),
+    ],
+)
+def test_impossible_values_are_refused(row, reason):
+    with pytest.raises(UserError, match=reason) as caught:
+        read_assignments(f"{HEADER}\n{row}\n".encode(), 3)
+    assert len(str(caught.value)) < 300
+
+
+def test_limits_belong_to_their_cluster_in_whatever_order_a_spreadsheet_left_them(tmp_path):
+    path = tmp_path / "clusters.csv"
+    path.write_text("size,cluster,outlier_below\n5,1,-0.25\n7,0,0.5\n")
+    assert read_limits(path, 2) == [0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cluster,outlier_below\n0,nan\n1,0.5\n",
+        "cluster,outlier_below\n0,0.1\n0,0.5\n",
+        "cluster,outlier_below\n0,0.1\n",
+        "cluster,outlier_below\n-1,0.1\n0,0.5\n",
+        "cluster,size\n0,1\n1,1\n",
+        f"cluster,outlier_below\n0,{'1' * 200_000}\n1,0\n",
+        "\udcff",
+    ],
+)
+def test_limits_that_are_not_one_per_cluster_are_refused(tmp_path, text):
+    path = tmp_path / "clusters.csv"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"clusters.csv does not contain outlier_below for 2 clusters: "):
+        read_limits(path, 2)

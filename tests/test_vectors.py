@@ -13,6 +13,7 @@ from PIL import Image
 from secu.data import BadImage, VectorSource, load_images, open_images, open_source, remember
 from secu.data import vectors as module
 from secu.data.arrays import ArraySource
+from secu.data.rows import FileRows
 from secu.data.source import FileSource
 from secu.data.vectors import looks_like_picture
 from secu.errors import UserError
@@ -210,13 +211,13 @@ def test_changed_vectors_are_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_file_is_mapped_and_never_changed(tmp_path, dtype):
+def test_a_file_is_read_by_rows_and_never_changed(tmp_path, dtype):
     path = save(tmp_path / "v.npy", matrix(dtype=dtype))
     content = path.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         images = load(open_source(path))
-    assert isinstance(open_source(path).vectors, np.memmap)
+    assert isinstance(open_source(path).vectors, FileRows)
     images.tensor[0] = 77
     assert images.fetch(torch.tensor([0])).unique().tolist() == [77]
     assert path.read_bytes() == content

@@ -10,6 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from secu.registry import BACKBONES, CENTERS, CONSTRAINTS, METHODS
 
+MOST = 10**9  # of anything that is counted; larger numbers overflow
+WIDEST = 2**16  # units of a layer, or pixels of a side
+MOST_CLUSTERS = 10**6
+
 Channels = tuple[float, ...]
 Backbone = Annotated[str, AfterValidator(BACKBONES.check)]
 CentersKind = Annotated[str, AfterValidator(CENTERS.check)]
@@ -30,10 +34,11 @@ class DataConfig(Model):
     labels: str | None = None  # true labels, for scoring only: folder, or the name of a column
     train: str = "train"  # split to train on, if the source has splits
     test: str = "test"  # split to score on, if the source has splits
-    image_size: int | None = Field(None, ge=1)  # side of the square that images are decoded to; None: as stored
+    image_size: int | None = Field(None, ge=1, le=WIDEST)  # side that images are decoded to; None: as stored
     channels: Literal[1, 3] | None = None  # decode to gray or to color; None: as stored
-    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d+$")  # range of an array or of 16-bit files
-    features: int | None = Field(None, ge=1)  # length of the feature vectors that are trained on; None: pixels
+    values: str | None = Field(None, pattern=r"^(float|int) 0\.\.\d{1,9}$")  # range of an array or of 16-bit files
+    max_pixels: int = Field(100_000_000, ge=1, le=MOST)  # larger images are skipped; a JPEG may have 8 times as many
+    features: int | None = Field(None, ge=1, le=WIDEST)  # length of feature vectors as inputs; None: pixels
     on_demand: bool | None = None  # decode images in every epoch instead of once into a cache; None: ImageNet only
     strict: bool = False  # end the run if an image cannot be read, instead of leaving it out
     mean: Channels = (0.5,)  # mean per channel, for pixel values between 0 and 1
@@ -59,10 +64,11 @@ class AffineConfig(Model):
 class AugmentConfig(Model):
     """Random views of an image. A pair holds one probability for each of the two views."""
 
-    size: int | None = Field(None, ge=1)  # side of a view; None: that of the image
+    size: int | None = Field(None, ge=1, le=WIDEST)  # side of a view; None: that of the image
     plain: Literal["center", "whole"] = "center"  # input for evaluation: a center crop, or the whole image
     crop_min: float = Field(0.3, gt=0, le=1)  # smallest crop as a share of the area; 1: no crop
     crop_aspect: float = Field(4 / 3, ge=1)  # aspect ratio between 1/this and this
+    crop_from: Literal["square", "original"] = "square"  # what is cropped: the decoded square, or the whole picture
     affine: AffineConfig | None = None  # None: no affine jitter
     jitter_prob: float = Field(0.8, ge=0, le=1)  # probability of color jitter
     brightness: float = Field(0.4, ge=0, le=1)  # strength of brightness jitter
@@ -89,16 +95,16 @@ class AugmentConfig(Model):
 class FeaturesConfig(Model):
     """Views of feature vectors, for runs that are trained on them (views/features.py)."""
 
-    components: int = Field(256, ge=2)  # principal components that are kept of longer vectors
+    components: int = Field(256, ge=2, le=WIDEST)  # principal components that are kept of longer vectors
     dropout: float = Field(0.1, ge=0, lt=1)  # share of the components that is set to zero in a view
 
 
 class NeighborsConfig(Model):
     """Nearest neighbors as views: the second view of an image is one of its neighbors (views/neighbors.py)."""
 
-    count: int = Field(0, ge=0)  # number of neighbors to draw from; 0: both views are of the image itself
+    count: int = Field(0, ge=0, le=MOST)  # number of neighbors to draw from; 0: both views are of the image itself
     start: float = Field(0.5, ge=0, lt=1)  # fraction of the run after which neighbors in its own embeddings are used
-    every: int = Field(10, ge=1)  # epochs between two searches in the run's own embeddings
+    every: int = Field(10, ge=1, le=MOST)  # epochs between two searches in the run's own embeddings
 
 
 class EncoderConfig(Model):
@@ -109,9 +115,9 @@ class EncoderConfig(Model):
     stem: Literal["cifar", "stl", "imagenet"] = "cifar"  # first layers of a ResNet
     projection_layers: int = Field(2, ge=0, le=3)  # layers of the MLP from features to embeddings; 0: none
     prediction_layers: Literal[0, 2] = 0  # layers of the MLP on top of the projection; 0: none
-    hidden_dim: int | None = Field(None, ge=1)  # hidden units of the projection MLP; None: as many as features
-    prediction_dim: int = Field(512, ge=1)  # hidden units of the prediction MLP
-    dim: int = Field(128, ge=2)  # dimension of the embeddings, if there is a projection
+    hidden_dim: int | None = Field(None, ge=1, le=WIDEST)  # hidden units of the projection; None: as features
+    prediction_dim: int = Field(512, ge=1, le=WIDEST)  # hidden units of the prediction MLP
+    dim: int = Field(128, ge=2, le=WIDEST)  # dimension of the embeddings, if there is a projection
 
     @model_validator(mode="after")
     def _prediction_needs_projection(self) -> Self:
@@ -145,10 +151,12 @@ class ConstraintConfig(Model):
     dual_lr: float = Field(0.1, gt=0)  # [η_ρ] step size of the dual variables
     dual_schedule: Literal["constant", "falling"] = "constant"  # falling: to 0 along a half cosine, once per epoch
     alpha: float | None = Field(None, ge=0)  # [α] weight of the entropy; None: 6N/50
+    alpha_over: Literal["all", "seen"] = "all"  # α is divided by N, or in the first epoch by the images seen so far + 1
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> Self:
-        owners = {"lower": "size", "upper": "size", "dual_lr": "size", "dual_schedule": "size", "alpha": "entropy"}
+        owners = dict.fromkeys(("lower", "upper", "dual_lr", "dual_schedule"), "size")
+        owners |= dict.fromkeys(("alpha", "alpha_over"), "entropy")
         for name, owner in owners.items():
             # A user-defined constraint may read any of them.
             others = {"none", "size", "entropy"} - {owner}
@@ -166,6 +174,7 @@ class CentersConfig(Model):
     kind: CentersKind = "sgd"  # by gradient, in closed form, or as in k-means (CoKe)
     lr: float = Field(1.2, ge=0)  # learning rate of the centers; used by kind sgd only
     schedule: Literal["constant", "rising"] = "constant"  # rising: from 0 along a half cosine
+    optimizer: Literal["sgd", "lars"] = "sgd"  # lars: scale their steps, too, with one norm per head
 
 
 class OptimConfig(Model):
@@ -176,10 +185,10 @@ class OptimConfig(Model):
     backbone_lr: float | None = Field(None, ge=0)  # that of the backbone, for example a pretrained one; None: the same
     momentum: float = Field(0.9, ge=0, lt=1)  # momentum of the encoder and the centers
     weight_decay: float = Field(1e-4, ge=0)  # weight decay of the encoder and the centers
-    batch_size: int = Field(128, ge=2)  # images per step
-    epochs: int = Field(400, ge=0)  # number of epochs, after the initial ones
-    initial_epochs: int = Field(1, ge=0)  # epochs that train only centers and labels, before the others
-    warmup_epochs: int = Field(10, ge=0)  # epochs over which the learning rate rises from 0
+    batch_size: int = Field(128, ge=2, le=MOST)  # images per step
+    epochs: int = Field(400, ge=0, le=MOST)  # number of epochs, after the initial ones
+    initial_epochs: int = Field(1, ge=0, le=MOST)  # epochs that train only centers and labels, before the others
+    warmup_epochs: int = Field(10, ge=0, le=MOST)  # epochs over which the learning rate rises from 0
     mixed_precision: bool = True  # use bfloat16 in the encoder; CUDA only
 
     @property
@@ -191,7 +200,7 @@ class OptimConfig(Model):
 class SelfLabelConfig(Model):
     """Self-labeling, the second stage: see methods/selflabel.py and views/strong.py."""
 
-    warmup_epochs: int = Field(10, ge=0)  # epochs that train on the labels of the previous run
+    warmup_epochs: int = Field(10, ge=0, le=MOST)  # epochs that train on the labels of the previous run
     confidence: float = Field(0.9, gt=0, lt=1)  # threshold above which an image is trained on its own label
     decay: float = Field(0.0, ge=0, lt=1)  # decay of a moving-average teacher; 0: no teacher
     uncertain: Literal["nothing", "probabilities"] = "nothing"  # targets of images below the threshold
@@ -200,7 +209,7 @@ class SelfLabelConfig(Model):
     dual_lr: float = Field(0.1, gt=0)  # step size of the boost and of the sharpness of probabilities
     keep_best: bool = True  # keep the last epoch near the best label-free score instead of the last epoch
     crop_padding: float = Field(0.125, ge=0, le=0.5)  # maximum shift of a strong view, as a fraction of the side
-    operations: int = Field(4, ge=0)  # number of RandAugment operations in each strong view
+    operations: int = Field(4, ge=0, le=100)  # number of RandAugment operations in each strong view
     cutout: float = Field(0.5, ge=0, le=1)  # largest square cut out of a strong view, as a fraction of the side
 
 
@@ -222,7 +231,7 @@ class Config(Model):
     init_from: str | None = None  # run folder to initialize encoder and heads from
     seed: int = Field(0, ge=0, lt=2**32)  # seed of all random numbers
     heads: tuple[int, ...] = tuple(range(10, 101, 10))  # [K] number of clusters of each head; all share one encoder
-    head: int = Field(0, ge=0)  # index of the main head, from 0
+    head: int = Field(0, ge=0, le=MOST)  # index of the main head, from 0
     answer: Literal["head", "tree", "auto"] = "head"  # reported clusters: the main head's, or merged finer ones
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -234,19 +243,24 @@ class Config(Model):
     centers: CentersConfig = CentersConfig()
     optim: OptimConfig = OptimConfig()
     selflabel: SelfLabelConfig | None = None  # settings of the method selflabel
-    evaluate_every: int = Field(20, ge=0)  # number of epochs between scores on the test split; 0: only at the end
+    evaluate_every: int = Field(20, ge=0, le=MOST)  # epochs between scores on the test split; 0: only at the end
     engine: Literal["auto", "eager", "compiled", "graph"] = "auto"  # auto: graph on CUDA, otherwise eager
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if not self.heads or min(self.heads) < 2:
-            raise ValueError(f"heads: {list(self.heads)} must be one or more cluster numbers of at least 2")
+        if not self.heads or min(self.heads) < 2 or max(self.heads) > MOST_CLUSTERS:
+            valid = f"one or more cluster numbers from 2 to {MOST_CLUSTERS:,}"
+            raise ValueError(f"heads: {list(self.heads)} must be {valid}")
         if self.loss.name == "ce" and self.centers.kind != "sgd":
             raise ValueError(
                 f"loss.name: ce moves centers by gradient, so centers.kind must be sgd, got {self.centers.kind}"
             )
         if self.centers.schedule == "rising" and self.centers.kind != "sgd":
             raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if self.centers.optimizer == "lars" and self.optim.name != "lars":
+            raise ValueError(f"centers.optimizer: lars needs optim.name=lars, got {self.optim.name}")
+        if self.augment.crop_from == "original" and self.neighbors.count:
+            raise ValueError(f"neighbors.count: {self.neighbors.count} needs augment.crop_from=square, got original")
         if self.head >= len(self.heads):
             raise ValueError(f"head: {self.head} must be the position of one of {len(self.heads)} heads, from 0")
         if self.answer == "tree" and max(self.heads) <= self.clusters:

@@ -25,13 +25,14 @@ from sklearn.utils.validation import check_is_fitted
 from secu.apps.console import ConsoleListener
 from secu.apps.fit import FitRequest, fit, nested, prepare
 from secu.apps.images import load_inputs
+from secu.apps.parameters import check_parameters, check_path
 from secu.apps.selflabel import second_config, self_label
 from secu.cluster.metrics import accuracy
 from secu.data import ArraySource, Images, Source, open_images, printable, shape_of
 from secu.errors import UserError
 from secu.methods.predictor import Predictions, Predictor
 from secu.results.health import warnings_of
-from secu.results.tables import read_assignments
+from secu.results.reading import read_assignments
 from secu.settings import flatten, merge
 from secu.train.checkpoint import method_of
 from secu.train.device import choose_device
@@ -112,6 +113,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
 
     def fit(self, X: Any, y: object = None) -> Self:
         """Cluster the images; ``y`` is ignored. An invalid X or parameter raises a ValueError."""
+        check_parameters(self.get_params(deep=False))
         source = open_images(X)
         second = self._second_stage()
         prepared = prepare(self._request(source))
@@ -169,12 +171,16 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         found = self.predict(X)
         if np.shape(y) != found.shape:
             raise UserError(f"y: expected one true label per image ({len(found)}), got shape {np.shape(y)}")
-        return accuracy(np.unique(np.asarray(y), return_inverse=True)[1], found)
+        try:
+            truth = np.unique(np.asarray(y), return_inverse=True)[1]
+        except TypeError:  # values that cannot be sorted, such as None
+            raise UserError("y: true labels must be numbers or texts, all of the same kind") from None
+        return accuracy(truth, found)
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write a run folder for ``SeCu.load``, ``secu predict`` and ``secu export``; ``force`` replaces an old run."""
         check_is_fitted(self)
-        path = Path(path)
+        path = check_path("path", path)
         Run.check_free(path, force=force)
         with held(path):
             run = Run.create(path, self.config_, force=force)
@@ -186,7 +192,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def load(cls, path: PathLike, *, device: str = "auto") -> Self:
         """Load a run folder written by ``save`` or by any secu command; nothing is unpickled."""
         estimator = cls(device=device)
-        estimator._take(Run.open(Path(path)))
+        estimator._take(Run.open(check_path("path", path)))
         config = estimator.config_
         note = estimator._note
         return estimator.set_params(  # type: ignore[no-any-return]
@@ -216,18 +222,18 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def _request(self, source: Source) -> FitRequest:
         """Return the equivalent ``secu fit`` request."""
         state = self.random_state
-        seed = state if isinstance(state, int | np.integer) else check_random_state(state).randint(2**31)
+        seed = check_random_state(state).randint(2**31) if state is None or hasattr(state, "randint") else state
         settings = merge({"seed": int(seed)}, nested(self.settings or {}))
         if settings.pop("selflabel", None) is not None and self._second_stage() is None:
             raise UserError("settings: selflabel is only read with self_label=True")
         if self._second_stage() is not None:  # which cannot continue from merged clusters
             settings = merge({"answer": "head"}, settings)
         if self.epochs is not None:
-            settings = merge(settings, {"optim": {"epochs": _number("epochs", self.epochs, operator.index)}})
+            settings = merge(settings, {"optim": {"epochs": operator.index(self.epochs)}})
         return FitRequest(
             source,
-            clusters=_number("n_clusters", self.n_clusters, operator.index),
-            balance=None if self.balance is None else _number("balance", self.balance, float),
+            clusters=operator.index(self.n_clusters),
+            balance=None if self.balance is None else float(self.balance),
             overrides=settings,
             encoder=self.encoder,
             device=self.device,
@@ -237,8 +243,6 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def _second_stage(self) -> dict[str, Any] | None:
         """Return the settings of self-labeling; None if it is disabled."""
         wanted = self.self_label
-        if not isinstance(wanted, bool | np.bool_ | Mapping):
-            raise UserError(f"self_label: {wanted!r} must be True, False or the settings of the second run")
         if not isinstance(wanted, Mapping) and not wanted:
             return None
         asked = nested(wanted) if isinstance(wanted, Mapping) else {}
@@ -268,7 +272,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             raise UserError(f"run: no {error.filename}; was it stopped early?") from None
         except (ValueError, AttributeError, TypeError):
             raise UserError(f"run: run.json in {run.path} was not written by secu") from None
-        table = read_assignments(files["assignments.csv"])
+        table = read_assignments(files["assignments.csv"], config.clusters)
         columns = ("cluster", "confidence", "second", "second_confidence", "cosine")
         found = Predictions(**{name: torch.tensor(table[name]) for name in columns})
         self._note = note
@@ -322,11 +326,3 @@ class CallbackListener(ConsoleListener):
         super().epoch_ended(record, losses)
         if self.callback is not None:
             self.callback(dict(record))
-
-
-def _number(name: str, value: Any, kind: Callable[[Any], Any]) -> Any:
-    try:
-        return kind(value)
-    except (TypeError, ValueError):
-        whole = "whole " if kind is operator.index else ""
-        raise UserError(f"{name}: {value!r} must be a {whole}number") from None

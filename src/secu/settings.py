@@ -8,11 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from secu.config import Config, Model
-from secu.errors import UserError, nearest
+from secu.errors import LONGEST, UserError, nearest, quoted, shortened
+from secu.yamls import DEEPEST, parse_yaml, read_yaml
 
 RENAMED_KEYS = {
     ("augment", "grey_prob"): "gray_prob",
@@ -37,18 +37,12 @@ def load_recipe(name: str) -> dict[str, Any]:
         path = Path(name)
         if not path.is_file():
             raise UserError(f"recipe: no file {name}")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"recipe: {name} is not a text file") from None
+        settings = read_yaml(path, "recipe")
     elif name in recipe_names():
         text = resources.files("secu.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        settings = parse_yaml(text, f"recipe: {name}")
     else:
         raise UserError(f"recipe: unknown {name!r}; {nearest(name, recipe_names())}, or the path of a .yaml file")
-    try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"recipe: {name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
         held = "nothing" if settings is None else type(settings).__name__
         raise UserError(f"recipe: {name} must hold key: value pairs, got {held}")
@@ -61,17 +55,16 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if not separator or not key:
-            raise UserError(f"override: {pair!r} must look like key=value, for example optim.lr=0.1")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"override: {key}: cannot read the value {text!r}") from None
+            raise UserError(f"override: {quoted(pair)} must look like key=value, for example optim.lr=0.1")
+        value = parse_yaml(text, f"override: {shortened(key)}: the value {quoted(text)}")
         settings = merge(settings, nest(key, value))
     return settings
 
 
 def nest(key: str, value: Any) -> dict[str, Any]:
     """Convert ``optim.lr`` and a value to ``{"optim": {"lr": value}}``."""
+    if key.count(".") >= DEEPEST:
+        raise UserError(f"{shortened(key)}: unknown setting; it has more than {DEEPEST} parts")
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
@@ -99,7 +92,7 @@ def resolve(settings: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(upgrade(settings))
     except ValidationError as error:
-        raise UserError(_one_line(error)) from None
+        raise UserError(shortened(_one_line(error), LONGEST)) from None
 
 
 def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +154,7 @@ def _one_line(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     plain = {"tuple_type": "input should be a list in [brackets]", "model_type": f"input should be {key}.SETTING=VALUE"}
     message = plain.get(first["type"], first["msg"])
-    return f"{key}: {first['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{key}: {quoted(first['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _section(model: type[Model], name: str) -> type[Model]:

@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import secu
 from secu.apps.feature_plan import PRETRAINED
 from secu.apps.images import load_inputs
 from secu.config import Config
 from secu.data import FileSource, Images, Source, VectorSource
+from secu.data.vectors import MARK
 from secu.errors import UserError, nearest
+from secu.names import escape
 from secu.nets.pretrained import describe, require_extra
 from secu.results.tables import writable
 from secu.settings import resolve
@@ -83,10 +86,12 @@ def _write(path: Path, kind: str, images: Images) -> None:
 
     length = images.shape[0]
     values = pa.array(images.tensor.to(torch.float32).numpy().ravel())
-    columns = {"id": [writable(name) for name in images.ids]}
+    columns = {"id": [escape(name) for name in images.ids]}
     if isinstance(images.source, FileSource):
-        columns["path"] = [writable(os.path.abspath(images.source.paths[i])) for i in images.numbers]
-    more = {name: [writable(value) for value in column] for name, column in images.columns.items()}
+        columns["path"] = [escape(os.path.abspath(images.source.paths[i])) for i in images.numbers]
+    more = {writable(name): [writable(value) for value in column] for name, column in images.columns.items()}
     table = pa.table({**{name: more[name] for name in more if name not in (*columns, "features")}, **columns})
     vectors = pa.FixedSizeListArray.from_arrays(values, length)
-    parquet.write_table(table.append_column("features", vectors), path)
+    table = table.append_column("features", vectors).replace_schema_metadata({MARK: secu.__version__})
+    with path.open("wb") as file:  # pyarrow cannot open a path that is not UTF-8
+        parquet.write_table(table, file)

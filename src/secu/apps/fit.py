@@ -78,6 +78,7 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     asked = resolve(overrides).data
     _refuse_source(asked)
     source = request.source if isinstance(request.source, Source) else open_source(request.source, request.labels)
+    source = source.limited(asked.max_pixels)
     source.require_images()
     probe = source.probe()
     values = _values(source, probe.values, asked.values)

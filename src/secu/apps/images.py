@@ -37,6 +37,7 @@ def load_inputs(
 
     See ``load_images`` and ``embed_images`` for the arguments.
     """
+    source = source.limited(config.data.max_pixels)
     shape = shape_of(config.data)
     values = config.data.values
     if needs_front(config):

@@ -1,7 +1,5 @@
 """Predictions for new images, streamed to a table; memory use does not depend on the number of images."""
 
-import csv
-import math
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -14,7 +12,8 @@ from torch import Tensor
 
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.errors import UserError
-from secu.methods.predictor import Predictions, best_two
+from secu.methods.predictor import Predictions, batch_size, best_two
+from secu.results.reading import read_limits
 from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
@@ -22,16 +21,30 @@ from secu.train.files import write_atomically
 from secu.train.listener import Listener
 from secu.train.run import Run
 
-BATCH_PIXELS = 2**21  # pixels per batch: 2,048 images at 32 x 32, 41 at 224 x 224
 IN_FLIGHT = 2  # batches queued on the device before the results of the first are read
 
 Batch = tuple[list[int], Tensor]  # indices of images in their source, and their pixels
 
 
 def predict_source(
-    run: Run, source: Source, output: str, device: str = "auto", listener: Listener | None = None
+    run: Run,
+    source: Source,
+    output: str,
+    device: str = "auto",
+    listener: Listener | None = None,
+    *,
+    raw: bool = False,
 ) -> list[Skipped]:
-    """Write a run's predictions for all images of a source; return id and reason of images that were skipped."""
+    """Write a run's predictions for all images of a source; return id and reason of images that were skipped.
+
+    Args:
+        run: A run.
+        source: The images.
+        output: A .csv, .jsonl or .parquet file; ``-`` prints CSV.
+        device: auto, cuda, mps or cpu.
+        listener: Receives progress.
+        raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
+    """
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
@@ -40,15 +53,15 @@ def predict_source(
     source.require_images()
     stream = Stream(run, source, choose_device(device), listener or Listener())
     if output == "-":
-        stream.write(CsvWriter(sys.stdout))
+        stream.write(CsvWriter(sys.stdout, raw=raw))
         sys.stdout.flush()  # flush here, so that a closed pipe is reported by this command
     else:
-        write_atomically(Path(output), lambda path: _to_file(stream, path, kind))
+        write_atomically(Path(output), lambda path: _to_file(stream, path, kind, raw=raw))
     return [*stream.skipped, *source.repeated]
 
 
-def _to_file(stream: "Stream", path: Path, kind: str) -> None:
-    with table_writer(path, kind) as writer:
+def _to_file(stream: "Stream", path: Path, kind: str, *, raw: bool) -> None:
+    with table_writer(path, kind, raw=raw) as writer:
         stream.write(writer)
 
 
@@ -56,7 +69,7 @@ class Stream:
     """Streams the images of a source through a run's model."""
 
     def __init__(self, run: Run, source: Source, device: torch.device, listener: Listener) -> None:
-        self.source = source
+        self.source = source.limited(run.config().data.max_pixels)
         self.device = device
         self.listener = listener
         data = run.config().data
@@ -64,11 +77,11 @@ class Stream:
         if len(self.shape) == 1 and not isinstance(source, VectorSource):
             raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
         self.values = source.values_of(data.values, new=True)
-        self.batch = max(1, BATCH_PIXELS // math.prod(self.shape[-2:]))
+        self.batch = batch_size(self.shape, device)
         self.predictor = load_predictor(run, device)
         if self.predictor.front is not None and len(self.shape) == 3:
             self.predictor.front.load()  # raises here if its weights are missing
-        self.limits = read_limits(run)
+        self.limits = limits_of(run)
         self.skipped = list(source.skipped)
 
     def write(self, writer: Writer) -> None:
@@ -134,16 +147,9 @@ def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
         thread.shutdown()
 
 
-def read_limits(run: Run) -> Tensor:
+def limits_of(run: Run) -> Tensor:
     """Return each cluster's outlier threshold, a cosine, as determined on the run's own images (K,)."""
     try:
-        with (run.path / "clusters.csv").open(newline="", encoding="utf-8") as file:
-            limits = torch.tensor([float(row["outlier_below"]) for row in csv.DictReader(file)])
-    except OSError:
+        return torch.tensor(read_limits(run.path / "clusters.csv", run.config().clusters))
+    except FileNotFoundError:
         raise UserError(f"run: {run.path} has no clusters.csv; {run.unfinished() or 'was it stopped early?'}") from None
-    except (KeyError, TypeError, ValueError):
-        limits = torch.empty(0)
-    clusters = run.config().clusters
-    if len(limits) != clusters:
-        raise UserError(f"run: {run.path / 'clusters.csv'} does not contain outlier_below for {clusters} clusters")
-    return limits

@@ -3,17 +3,19 @@
 import os
 import shutil
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from PIL import Image
 
 from secu.apps.images import images_of
 from secu.data import Images, printable
-from secu.data.decode import BadImage, opened
+from secu.data.decode import BadImage, as_bad_image, opened
 from secu.data.folders import is_image, spelled_out
+from secu.data.text import one_line
 from secu.errors import UserError
-from secu.results.edits import WRONG, ranked, read_edits
+from secu.results.edits import WRONG, ranked, read_edits, read_rows
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
 from secu.train.files import aside
@@ -47,31 +49,70 @@ def sort_run(
         listener: Notified of images that no longer exist.
     """
     _check_destination(run, destination, copy=copy)
-    images = images_of(run, listener or Listener(), root=data, device=device)
-    found = load_predictor(run, choose_device(device)).predict(images)
-    ids = [printable(name) for name in images.ids]
-    cluster_of = found.cluster.tolist()
-    edits = read_edits(names, run.config().clusters, dict(zip(ids, cluster_of, strict=True)))
-    with aside(destination) as folder:
-        place = folder / destination.name
-        for name in edits.folders if names is None else ():  # include empty clusters, unless clusters were merged
-            (place / name).mkdir(parents=True)
-        ranks: Counter[str] = Counter()
-        wanted = []
+    clusters = run.config().clusters
+    if names is not None:
+        read_rows(names, clusters)  # fail early, before images are read
+    with _building(destination) as place:
+        images = images_of(run, listener or Listener(), root=data, device=device)
+        found = load_predictor(run, choose_device(device)).predict(images)
+        cluster_of = found.cluster.tolist()
+        edits = read_edits(names, clusters, dict(zip(images.ids, cluster_of, strict=True)))
         readable = set(images.readable_rows()) if images.broken else range(len(images))
-        for index in filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist()):
-            name = WRONG if ids[index] in edits.wrong else edits.folders[cluster_of[index]]
-            wanted.append((images.position(index), index, place / name, ranks[name]))
-            ranks[name] += 1
-        for _, index, target, rank in sorted(wanted):  # in archive order, which is the fastest to read
-            target.mkdir(parents=True, exist_ok=True)
-            put(images, index, target, rank, copy=copy)
-        place.rename(destination)
-    return len(wanted)
+        best_first = filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist())
+        folder_of = {
+            index: WRONG if images.ids[index] in edits.wrong else edits.folders[cluster_of[index]]
+            for index in best_first
+        }
+        try:
+            # Include empty clusters, unless clusters were merged.
+            _make_folders(place, edits.folders if names is None else folder_of.values())
+            _fill(place, images, folder_of, copy=copy)
+        except OSError as error:
+            raise UserError(f"sort: cannot write {destination}: {one_line(error)}") from None
+    return len(folder_of)
+
+
+@contextmanager
+def _building(destination: Path) -> Iterator[Path]:
+    """Yield a hidden folder that is renamed to the destination at the end; if anything fails, nothing is left."""
+    missing = [parent for parent in destination.parents if not parent.exists()]
+    try:
+        with aside(destination) as folder:
+            place = folder / destination.name  # fails now if no folder can have this name
+            try:
+                place.mkdir()
+            except OSError as error:
+                raise UserError(f"sort: cannot create {destination}: {one_line(error)}") from None
+            yield place
+            place.rename(destination)
+    except BaseException:
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def _make_folders(place: Path, names: Iterable[str]) -> None:
+    for name in dict.fromkeys(names):
+        try:
+            (place / name).mkdir()
+        except FileExistsError:  # a disk that ignores case
+            raise UserError(f"names: {name} and another name are the same folder on this disk; rename one") from None
+
+
+def _fill(place: Path, images: Images, folder_of: Mapping[int, str], *, copy: bool) -> None:
+    """Put every image into its folder, in which the images of ``folder_of`` are ranked in their order."""
+    ranks: Counter[str] = Counter()
+    wanted = []
+    for index, name in folder_of.items():
+        wanted.append((images.position(index), index, place / name, ranks[name]))
+        ranks[name] += 1
+    for _, index, target, rank in sorted(wanted):  # in archive order, which is the fastest to read
+        put(images, index, target, rank, copy=copy)
 
 
 def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
-    if destination.exists():
+    if os.path.lexists(destination):
         raise UserError(f"sort: {destination} already exists; choose a new folder")
     source = run.config().data.source
     base = Path(spelled_out(source)) if source else None
@@ -94,14 +135,26 @@ def _file_name(name: str, content: bytes) -> str:
 
 def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> None:
     """Link, copy, unpack or write one image."""
-    original = images.original(index)
+    try:
+        with as_bad_image():
+            original = images.original(index)
+    except BadImage as error:
+        raise UserError(f"sort: cannot read {printable(images.ids[index])}: {error.reason}") from None
     if isinstance(original, Path):
-        target = folder / ranked(rank, original.name)
-        if copy:
-            shutil.copy2(original, target)
-        else:
-            os.symlink(original.resolve(), target)
+        _put_file(original, folder / ranked(rank, original.name), copy=copy)
     elif isinstance(original, bytes):
         (folder / ranked(rank, _file_name(images.ids[index], original))).write_bytes(original)
     else:
         Image.fromarray(original).save(folder / ranked(rank, f"{images.ids[index]}.png"))
+
+
+def _put_file(original: Path, target: Path, *, copy: bool) -> None:
+    if not original.is_file():
+        raise UserError(f"sort: {printable(str(original))} does not exist any more; restore it")
+    if copy:
+        shutil.copy2(original, target)
+        return
+    try:
+        target.symlink_to(original.resolve())
+    except (OSError, NotImplementedError) as error:
+        raise UserError(f"sort: this disk has no links ({one_line(error)}); use --copy") from None

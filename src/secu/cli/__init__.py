@@ -16,7 +16,7 @@ import typer
 
 from secu.cli import experiments, own
 from secu.cli.app import app, options, parse_time
-from secu.errors import UserError
+from secu.errors import UserError, shortened
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
 
@@ -95,7 +95,7 @@ def _fail(error: Exception) -> NoReturn:
     elif not isinstance(error, UserError | OSError):
         code = 1
         message = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
-    print(f"secu: {_shortened(' '.join(message.split()))}", file=sys.stderr)
+    print(f"secu: {shortened(' '.join(message.split()), LONGEST_MESSAGE)}", file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -105,13 +105,6 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     texts = ("can't allocate memory", "Unable to allocate", "std::bad_alloc", "malloc of size", "out of memory")
     return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in texts)
-
-
-def _shortened(message: str) -> str:
-    """Return a message of bounded length: a value in it may be of any length."""
-    if len(message) <= LONGEST_MESSAGE:
-        return message
-    return f"{message[: LONGEST_MESSAGE // 2]} … {message[-LONGEST_MESSAGE // 2 :]}"
 
 
 def _with_value(message: str, error: Exception) -> str:

@@ -1,6 +1,8 @@
 """Shared by all commands: the Typer app, its consoles and common options."""
 
+import io
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ from typer.core import TyperGroup
 
 from secu import __version__
 from secu.errors import UserError, nearest
+from secu.names import HANDLER
 
 if TYPE_CHECKING:
     from secu.train.run import Run
@@ -74,8 +77,16 @@ def _program(
     debug: Debug = False,
 ) -> None:
     """Cluster images without labels: stable cluster discrimination (SeCu)."""
+    _escape_output()
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def _escape_output() -> None:
+    """Let the console show any name: characters that it cannot encode are escaped, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=HANDLER)
 
 
 def warn_if_unfinished(run: "Run") -> None:

@@ -65,7 +65,7 @@ def fit(
     from secu.train.run import Run
 
     limit = parse_time(time_limit)
-    if overrides and Path(overrides[0]).exists():  # the shell expanded a pattern such as *.png
+    if overrides and os.path.exists(overrides[0]):  # the shell expanded a pattern such as *.png
         raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
     if clusters is None:
         unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"
@@ -124,7 +124,8 @@ def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug
     with ConsoleListener(errors) as listener:
         images = images_of(folder, listener, root=data, device=device)
     predictor = load_predictor(folder, choose_device(device))
-    console.print(str(write_report(folder, find_results(folder, predictor, images))), soft_wrap=True)
+    path = write_report(folder, find_results(folder, predictor, images))
+    console.print(str(path), soft_wrap=True)
     warn_if_unfinished(folder)
 
 
@@ -155,6 +156,9 @@ def predict(
     run: RunFolder,
     source: SourceArgument,
     output: Annotated[str, typer.Option("--output", "-o", help=".csv, .jsonl or .parquet; - prints CSV.")] = "-",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="CSV for programs: without ' before text that a spreadsheet would evaluate.")
+    ] = False,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -166,10 +170,10 @@ def predict(
     from secu.train.run import Run
 
     folder = Run.open(run)
-    with ConsoleListener(errors) as shown:
+    with ConsoleListener(errors) as progress:
         quiet = output == "-" or not errors.is_terminal  # no progress bar in a table or a log
         opened = open_source(source)
-        skipped = predict_source(folder, opened, output, device, Listener() if quiet else shown)
+        skipped = predict_source(folder, opened, output, device, Listener() if quiet else progress, raw=raw)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
     if skipped:

@@ -110,31 +110,40 @@ class EntropyConstraint(Constraint):
     cluster does not depend on j, so only the gain of adding it to cluster j is computed. With h(n) = −n/N·log(n/N),
     that gain is h(n + 1) − h(n), where n is n_j, or n_j − 1 for the old label. Counts change only between batches.
 
+    The gain is proportional to α/N. In the published experiments N is the number of images seen so far plus one while
+    there are fewer than all, that is in the first epoch, so that its labels spread from the start.
+
     Args:
         clusters_H: Number of clusters of each head.
         images: N.
         alpha: α.
+        over: "all", or "seen" for α/(images seen so far + 1) in the first epoch.
     """
 
     counts: Tensor
+    weight: Tensor
     gain: Tensor
 
-    def __init__(self, clusters_H: Tensor, images: int, alpha: float) -> None:
+    def __init__(self, clusters_H: Tensor, images: int, alpha: float, over: str = "all") -> None:
         super().__init__(clusters_H)
         self.images = images
         self.alpha = alpha
+        self.over = over
         self.register_buffer("counts", torch.zeros(len(clusters_H), int(clusters_H.max())))
+        self.register_buffer("weight", torch.tensor(alpha / images), persistent=False)
         # Stored as a buffer, so that the compiler does not recompute it for every image.
-        self.register_buffer("gain", self._gain(self.counts), persistent=False)
+        self.register_buffer("gain", torch.zeros_like(self.counts), persistent=False)
+        self._refresh()
 
     @classmethod
     def build(cls, config: ConstraintConfig, clusters_H: Tensor, images: int) -> Self:
         """Return the constraint with the settings of a config; by default α = 6N/50."""
-        return cls(clusters_H, images, 6 * images / 50 if config.alpha is None else config.alpha)
+        alpha = 6 * images / 50 if config.alpha is None else config.alpha
+        return cls(clusters_H, images, alpha, config.alpha_over)
 
     def start_epoch(self, done: float) -> None:
         """Recompute the gains from the counts, which may come from a checkpoint."""
-        self.gain.copy_(self._gain(self.counts))
+        self._refresh()
 
     def assign(self, scores_BHK: Tensor, previous_BH: Tensor) -> Tensor:
         """Return the labels with the best sum of score and change of entropy.
@@ -153,13 +162,20 @@ class EntropyConstraint(Constraint):
         known_BH = (previous_BH != NO_LABEL).to(self.counts.dtype)
         moves = torch.cat([torch.ones_like(known_BH), -known_BH])
         self.counts.scatter_add_(1, torch.cat([labels_BH, previous_BH.clamp(min=0)]).T, moves.T)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Compute weight and gains from the counts, whose sum, the same for every head, is the images seen so far."""
+        if self.over == "seen":
+            seen = self.counts[0].sum()
+            self.weight.copy_(torch.where(seen < self.images, self.alpha / (seen + 1), self.alpha / self.images))
         self.gain.copy_(self._gain(self.counts))
 
     def _gain(self, counts_HK: Tensor) -> Tensor:
         """Return α·(h(n + 1) − h(n)), in a form without cancellation in float32; 0·log 0 = 0."""
         n = counts_HK.clamp(min=0)
         change = math.log(self.images) - torch.log1p(n) - n * torch.log1p(1 / n.clamp(min=1))
-        return self.alpha / self.images * change
+        return self.weight * change
 
 
 def build_constraint(config: ConstraintConfig, clusters_H: Tensor, images: int) -> Constraint:

@@ -5,6 +5,7 @@ group one. Merging these clusters bottom-up and cutting the tree at K gives K gr
 Shapes: N images, M clusters of a head, L of them with images, D dimensions, K groups.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,16 @@ class Tree(NamedTuple):
         """Return the group of each leaf (L,), numbered by the first leaf of each, after all but the last merges."""
         found = hierarchy.cut_tree(self.linkage.numpy(), n_clusters=groups)[:, 0]
         return torch.from_numpy(_by_first(found))
+
+    def is_valid(self, heads: Sequence[int]) -> bool:
+        """Return whether the tensors, which may come from a file, form a tree over the clusters of one of the heads."""
+        count = self.leaves.numel()
+        shapes = (self.linkage.shape, self.leaves.shape, self.head.shape) == ((count - 1, 4), (count,), ())
+        types = (self.linkage.dtype, self.leaves.dtype, self.head.dtype) == (torch.float64, torch.int64, torch.int64)
+        if not (count > 1 and shapes and types and 0 <= int(self.head) < len(heads)):
+            return False
+        inside = bool(((self.leaves >= 0) & (self.leaves < heads[int(self.head)])).all())
+        return inside and bool(hierarchy.is_valid_linkage(self.linkage.numpy()))
 
 
 def grow_tree(embeddings_ND: Tensor, labels_N: Tensor, head: int) -> Tree:

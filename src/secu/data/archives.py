@@ -27,7 +27,7 @@ from secu.errors import UserError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 MAX_MEMBER = 256 << 20  # bytes
-MAX_RATIO = 200  # maximum compression ratio of a .tar: images are hardly compressible
+MAX_RATIO = 200  # maximum compression ratio of an archive: images are hardly compressible
 ANY_RATIO = 1 << 30  # size in bytes up to which any ratio is allowed
 
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -82,10 +82,12 @@ class ZipSource(_ArchiveSource):
     def __init__(self, name: str) -> None:
         try:
             self.archive = zipfile.ZipFile(name)
+            infos = [info for info in self.archive.infolist() if not info.is_dir()]
+            found = [Member(info.filename, info, info.header_offset, _zip_refusal(info)) for info in infos]
+            super().__init__(name, found)
+            require_ratio(sum(member.info.file_size for member in self.members), os.path.getsize(name))
         except Exception as error:
             raise _unreadable(name, error) from None
-        infos = [info for info in self.archive.infolist() if not info.is_dir()]
-        super().__init__(name, [Member(info.filename, info, info.header_offset, _zip_refusal(info)) for info in infos])
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes of image ``i``."""
@@ -113,15 +115,14 @@ class TarSource(_ArchiveSource):
 
     def _list(self, size: int) -> list[Member]:
         plain = isinstance(self.file, io.BufferedReader)
-        limit = max(ANY_RATIO, MAX_RATIO * size)
         found: list[Member] = []
         reached = -1
         for info in self.archive:
             if info.offset <= reached or info.size < 0:
                 raise tarfile.ReadError("a member of negative size")  # tarfile would loop forever
             reached = info.offset
-            if not plain and info.offset_data + info.size > limit:
-                raise tarfile.ReadError(f"it unpacks to more than {MAX_RATIO} times its size; unpack it by hand")
+            if not plain:
+                require_ratio(info.offset_data + info.size, size)
             if not info.isdir():
                 refusal = _size_refusal(info.size) if info.isfile() else "a link or a device"
                 found.append(Member(info.name, info, info.offset_data, refusal))
@@ -167,6 +168,16 @@ def _unpacking(name: str) -> IO[bytes]:
     if magic.startswith(b"BZh"):
         return cast("IO[bytes]", bz2.BZ2File(file))
     return cast("IO[bytes]", lzma.LZMAFile(file)) if magic == b"\xfd7zXZ\x00" else file
+
+
+def require_ratio(unpacked: int, size: int) -> None:
+    """Raise if the content of a compressed file is much larger than the file, in bytes.
+
+    Raises:
+        ValueError: It is.
+    """
+    if unpacked > max(ANY_RATIO, MAX_RATIO * size):
+        raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size; unpack it by hand")
 
 
 def _unreadable(name: str, error: Exception) -> UserError:

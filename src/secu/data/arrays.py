@@ -12,7 +12,6 @@ interpreted like those that a run was trained on (``values_of``), so that a few 
 """
 
 import os
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,21 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import Raw
+from secu.data.npz import load_npz
+from secu.data.rows import BLOCK, FileRows, open_npy
 from secu.data.source import Shape, Source, file_stamp
 from secu.data.text import one_line, printable
 from secu.errors import UserError
 
-IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # preferred keys of an .npz with several image arrays
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot
-BLOCK = 64 << 20  # bytes examined at a time
 ROUNDING = 1e-4  # tolerance for other floats, relative to their range
 HIGHEST = {"float": (1, 16, 255), "int": (1, 16, 255, 1023, 4095, 16383, 65535)}  # maxima of the known ranges
 USUAL = ("float 0..1", "float 0..255", "int 0..255")  # common encodings of ordinary 8-bit images
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
+Rows = NDArray[Any] | FileRows
+
 
 class ArraySource(Source):
-    """Images in one array, which may be memory-mapped.
+    """Images in one array, in memory or in a file.
 
     Args:
         name: Name used in messages.
@@ -49,7 +50,7 @@ class ArraySource(Source):
 
     has_folders = False
 
-    def __init__(self, name: str, array: NDArray[Any], *, place: str = "", stamp: str = "", **more: Any) -> None:
+    def __init__(self, name: str, array: Rows, *, place: str = "", stamp: str = "", **more: Any) -> None:
         self.array = _channels_last(printable(name), array)
         super().__init__(name, place, map(str, range(len(array))), **more)
         self.stamp = stamp
@@ -126,56 +127,21 @@ def open_array(path: str) -> ArraySource:
     Raises:
         UserError: The file cannot be read, contains Python objects, or contains no images.
     """
+    array: Rows
     columns: dict[str, Any] = {}
     try:
         if path.lower().endswith(".npz"):
-            array, columns = _load_npz(path)
+            array, columns = load_npz(path)
         else:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = open_npy(path)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {_why(error)}") from None
+        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
     return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
 
 
-def _why(error: Exception) -> str:
-    text = one_line(error)
-    objects = "pickle" in text.lower() or "objects" in text  # wording of numpy's error
-    return "it contains pickled Python objects, which are never loaded" if objects else text
-
-
-def _load_npz(path: str) -> tuple[NDArray[Any], dict[str, Any]]:
-    shapes = _npz_shapes(path)
-    images = [key for key, (shape, _) in shapes.items() if len(shape) in (3, 4)]
-    if len(images) > 1:
-        images = [key for name in IMAGE_KEYS for key in images if key.lower() == name][:1] or images
-    if len(images) != 1:
-        what = f"several arrays of images ({', '.join(images)}): name one of them 'images'" if images else "no images"
-        held = ", ".join(f"{key} {shape}" for key, (shape, _) in shapes.items())
-        raise UserError(f"source: {printable(path)} contains {printable(what)}; it has {printable(held) or 'nothing'}")
-    with np.load(path, allow_pickle=False) as file:
-        array = file[images[0]]
-        alike = [key for key, (shape, kind) in shapes.items() if shape == array.shape[:1] and not kind.hasobject]
-        return array, {key: file[key].tolist() for key in alike}
-
-
-def _npz_shapes(path: str) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Return shape and dtype of every array in an .npz, read from the headers."""
-    shapes = {}
-    with zipfile.ZipFile(path) as file:
-        for name in file.namelist():
-            if not name.endswith(".npy"):
-                continue
-            with file.open(name) as member:
-                version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0
-                shape, _, kind = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(member)
-                shapes[name.removesuffix(".npy")] = (shape, kind)
-    return shapes
-
-
-def _channels_last(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _channels_last(name: str, array: Rows) -> Rows:
     """Return a view (N, H, W) or (N, H, W, C)."""
     shape = array.shape
     wrong = UserError(f"source: {name} has shape {shape}; valid: {SHAPES}")
@@ -188,7 +154,7 @@ def _channels_last(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if shape[-1] in (1, 3):
         return array
     if shape[1] in (1, 3):
-        return np.moveaxis(array, 1, -1)
+        return array.transpose(0, 2, 3, 1)
     raise wrong
 
 
@@ -217,14 +183,14 @@ def _factor(values: str | None) -> float:
     return 255 / highest if highest <= 255 else 256 / (highest + 1)
 
 
-def _range(name: str, array: NDArray[Any]) -> tuple[float, float]:
+def _range(name: str, array: Rows) -> tuple[float, float]:
     """Return the minimum and maximum of an array that may be larger than memory."""
     if array.dtype.kind not in "uif":
         raise UserError(f"source: {name} contains values of type {array.dtype}; valid: uint8, other integers, floats")
     low = np.inf
     high = -np.inf
     broken: list[int] = []
-    step = max(1, BLOCK // max(1, array[0].nbytes))
+    step = max(1, BLOCK // (array.nbytes // len(array)))
     for start in range(0, len(array), step):
         block = np.asarray(array[start : start + step])
         ends = [float(block.min()), float(block.max())]

@@ -1,7 +1,8 @@
 """A cache file with the decoded images of a source, keyed by the source's fingerprint.
 
 The file contains the readable images (N, C, S, S), then a JSON list of the bad ones, then the length of that list and a
-magic number. It is memory-mapped when read, and written atomically: to a temporary file that is then renamed.
+magic number. It is copied to memory, or read row by row if it is too large for that, and written atomically: to a
+temporary file that is then renamed.
 """
 
 import errno
@@ -13,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
+from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -20,8 +22,9 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage
+from secu.data.decode import MAX_PIXELS, BadImage
 from secu.data.partial import EVERY, Part
+from secu.data.rows import FileRows, fits_in_memory
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded
 from secu.errors import UserError
@@ -40,7 +43,7 @@ class Stored(NamedTuple):
     Checksums (n,) of the pixels are present if the inputs are not pixels.
     """
 
-    inputs: NDArray[Any]
+    inputs: NDArray[Any] | FileRows
     bad: dict[int, str]
     checksums: NDArray[np.uint32] | None = None
 
@@ -64,7 +67,8 @@ def free_space(source: Source, folder: Path) -> int:
 
 def state_of(source: Source) -> str:
     """Return the cache key of a source's current state; its first part is common to all states of the source."""
-    return f"{_key(source)}-{source.fingerprint[:32]}"
+    limit = "" if source.max_pixels == MAX_PIXELS else f"-{source.max_pixels}px"  # other images may be left out
+    return f"{_key(source)}-{source.fingerprint[:32]}{limit}"
 
 
 def _key(source: Source) -> str:
@@ -76,7 +80,7 @@ def _slug(values: str | None) -> str:
 
 
 def _load(path: Path, count: int, shape: Shape) -> Stored | None:
-    """Map a cache file; None if it is missing, incomplete or outdated."""
+    """Read a cache file; None if it is missing, incomplete or outdated."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -89,16 +93,16 @@ def _load(path: Path, count: int, shape: Shape) -> Stored | None:
             tail = json.loads(file.read(length))
         bad = {int(i): str(reason) for i, reason in tail["bad"]}
         good = (count - len(bad), *shape)
-        if rows != np.prod(good, dtype=np.int64) or not tail["lasting"]:
+        if rows != prod(good) or not tail["lasting"] or not bad.keys() <= set(range(count)):
             return None
-        return _mapped(path, good, bad)
-    except (OSError, ValueError, KeyError, TypeError):  # a damaged file: negative offsets, invalid JSON
+    except Exception:  # a damaged file: negative offsets, invalid or very deep JSON, infinite numbers
         return None
+    return _stored(path, good, bad)
 
 
-def _mapped(path: Path, shape: tuple[int, ...], bad: dict[int, str]) -> Stored:
-    # Copy on write: torch requires writable memory, and the file must not change.
-    return Stored(np.memmap(path, np.uint8, mode="c", shape=shape), bad)
+def _stored(path: Path, shape: tuple[int, ...], bad: dict[int, str]) -> Stored:
+    rows = FileRows(path, np.uint8, shape, what="cache")
+    return Stored(rows.in_memory() if fits_in_memory(rows.nbytes) else rows, bad)
 
 
 def _build(path: Path, source: Source, shape: Shape, values: str | None, progress: Progress | None) -> Stored:
@@ -126,7 +130,7 @@ def _build(path: Path, source: Source, shape: Shape, values: str | None, progres
     finally:
         if not keep:
             part.remove()
-    return _mapped(path, (len(source) - len(bad), *shape), {i: error.reason for i, error in bad.items()})
+    return _stored(path, (len(source) - len(bad), *shape), {i: error.reason for i, error in bad.items()})
 
 
 def _fill(
@@ -168,8 +172,8 @@ def _decode_into(
     bad: dict[int, BadImage],
 ) -> None:
     """Write each readable image to its row, and add the others to the bad ones; skip those that are done."""
-    rest = source.order[done:] if done else None
-    with closing(decoded(source, shape, values, only=rest)) as outcomes:
+    rest = dict.fromkeys(source.order[done:], shape) if done else shape
+    with closing(decoded(source, rest, values)) as outcomes:
         for now, (i, outcome) in enumerate(outcomes, done + 1):
             if isinstance(outcome, BadImage):
                 bad[i] = outcome

@@ -71,7 +71,7 @@ def open_dataset(name: str, split: str | None = None, root: Path | None = None) 
 
 
 class PartsSource(Source):
-    """A data set that fits in memory: uint8 (n, C, H, W) for each of its files, which may be memory-mapped."""
+    """A data set that fits in memory: uint8 (n, C, H, W) for each of its files."""
 
     has_folders = False
 

@@ -4,14 +4,15 @@ The rules, in order:
 
 - Formats are JPEG, PNG, WebP, BMP, TIFF, GIF, PPM, and AVIF if pillow supports it. They are recognized by content, not
   by file name. If there are several frames or pages, the first one is used.
-- An image with more than ``MAX_PIXELS`` is rejected before it is decoded, except that a JPEG is decoded at a half, a
-  quarter or an eighth of its size if that is sufficient.
+- An image with more than ``data.max_pixels`` is rejected before it is decoded. A JPEG that is not progressive may have
+  eight times as many, because it is decoded at a half, a quarter or an eighth of its size if that is sufficient.
 - 16 bits per channel are reduced to 8 by dropping the lower 8, so that images of one set stay comparable. If ``values``
   states that files use only 10, 12 or 14 bits, the lower 2, 4 or 6 are dropped.
 - 32-bit integers and floats are interpreted by their range: 0 to 1 (floats), 0 to 255 or 0 to 65,535; anything else is
   stretched from the minimum to the maximum.
 - Palettes and CMYK are converted to RGB (color profiles are not applied), and transparent parts become white.
-- The central square is scaled to the requested size (bilinear, antialiased), then rotated according to EXIF.
+- The central square, or each requested part of the whole image, is scaled to the requested size (bilinear,
+  antialiased), then rotated according to EXIF.
 """
 
 import errno
@@ -30,11 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 
+from secu.data.cutting import Choose, center, enough, squares
 from secu.data.text import one_line
 from secu.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")  # no others: some run external programs (EPS)
-MAX_PIXELS = 178_956_970  # pillow's own limit; 0.7 GB as RGB
+MAX_PIXELS = 100_000_000  # default of data.max_pixels; decoding takes up to 16 bytes per pixel (WebP), so 1.6 GB
+JPEG_FACTOR = 8  # a JPEG may have this many times as many pixels
 MAX_BYTES = 2 << 30  # maximum file size: pillow reads some formats entirely into memory
 LARGE = 25_000_000  # pixels; larger images are decoded one at a time, regardless of the number of threads
 # Ranges of 16-bit files, by their name in data.values → the value that becomes white.
@@ -90,7 +93,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDArray[np.uint8]:
+def decode(
+    raw: Raw, size: int, channels: int, values: str | None = None, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
     """Return an image as (channels, size, size), with its shorter side scaled to ``size`` and center-cropped.
 
     Args:
@@ -98,24 +103,54 @@ def decode(raw: Raw, size: int, channels: int, values: str | None = None) -> NDA
         size: Side of the square.
         channels: 1 for gray, 3 for color.
         values: Range of 16-bit files, a key of ``DEEP``; any other value means all 16 bits.
+        max_pixels: Number of pixels above which a file is rejected.
 
     Raises:
         BadImage: The image cannot be read.
     """
+    return _decode(raw, None, size, channels, values, max_pixels)[0]
+
+
+def decode_crops(
+    raw: Raw, choose: Choose, size: int, channels: int, values: str | None = None, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
+    """Return parts of the whole image, each scaled to a square, as (parts, channels, size, size).
+
+    They are what ``Image.crop(box).resize(size)`` returns. A JPEG that is much larger than necessary is decoded at a
+    half, a quarter or an eighth of its size.
+
+    Args:
+        raw: As in ``decode``.
+        choose: Called with width and height of the stored image, before it is rotated; returns the boxes.
+        size: Side of the squares.
+        channels: 1 for gray, 3 for color.
+        values: Range of 16-bit files.
+        max_pixels: Number of pixels above which a file is rejected.
+
+    Raises:
+        BadImage: The image cannot be read.
+    """
+    return np.stack(_decode(raw, choose, size, channels, values, max_pixels))
+
+
+def _decode(
+    raw: Raw, choose: Choose | None, size: int, channels: int, values: str | None, max_pixels: int
+) -> list[NDArray[np.uint8]]:
+    """Return the central square of an image, or the chosen parts of it."""
     if isinstance(raw, np.ndarray):
-        return _as_array(_square(Image.fromarray(raw), size), channels)
-    with as_bad_image(), opened(raw) as image:
-        if image.format in ("JPEG", "MPO"):
-            _draft(image, size, channels)
-        pixels = image.width * image.height
-        if pixels > MAX_PIXELS:
-            raise BadImage(_too_large(image))
-        with _one_large if pixels > LARGE else nullcontext():
-            image.load()
-            square = _square(_plain(image), size)
-            if square.mode in ("I", "F"):
-                square = _to_8_bits(square, image, values)
-        return _as_array(_upright(square, image), channels)
+        image = Image.fromarray(raw)
+        boxes = choose(*image.size) if choose else None
+        return [_as_array(square, channels) for square in squares(image, boxes, image.size, size)]
+    with as_bad_image(), opened(raw) as file:
+        stored = file.size
+        boxes = choose(*stored) if choose else None
+        _draft(file, enough(boxes, stored, size), channels, max_pixels)
+        with _one_large if file.width * file.height > LARGE else nullcontext():
+            file.load()
+            parts = squares(_plain(file, whole=boxes is not None), boxes, stored, size)
+            if parts[0].mode in ("I", "F"):
+                parts = [_to_8_bits(part, file, values) for part in parts]
+        return [_as_array(_upright(part, file), channels) for part in parts]
 
 
 @contextmanager
@@ -161,23 +196,37 @@ def _identify(file: IO[bytes], prefix: bytes) -> ImageFile.ImageFile:
     raise BadImage(damage)
 
 
-def _draft(image: ImageFile.ImageFile, size: int, channels: int) -> None:
-    """Decode a JPEG at a half, a quarter or an eighth, never below ``size``, and without color if it is not needed."""
-    if image.info.get("progressive") and image.width * image.height > MAX_PIXELS:
-        raise BadImage(_too_large(image))  # all its coefficients would be in memory at once
-    image.draft("L" if channels == 1 else None, (size, size))
+def _draft(image: ImageFile.ImageFile, least: tuple[int, int], channels: int, max_pixels: int) -> None:
+    """Prepare a JPEG to be decoded at a half, a quarter or an eighth, never below ``least``; reject what is too large.
+
+    Color is left out if it is not needed. All coefficients of a progressive JPEG are in memory at once, so its own size
+    counts.
+    """
+    require_size(image, max_pixels)
+    if image.format in ("JPEG", "MPO"):
+        image.draft("L" if channels == 1 else None, least)
+        _require_size(image, max_pixels, 1)
 
 
-def _too_large(image: Image.Image) -> str:
-    millions = image.width * image.height / 1e6
-    return f"{image.width} x {image.height} are {millions:,.0f} million pixels; the limit is {MAX_PIXELS / 1e6:.0f}"
+def require_size(image: Image.Image, max_pixels: int) -> None:
+    """Raise ``BadImage`` if an image has too many pixels to be decoded."""
+    reducible = image.format in ("JPEG", "MPO") and not image.info.get("progressive")
+    _require_size(image, max_pixels, JPEG_FACTOR if reducible else 1)
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """Return the central part of an image in a mode that can be scaled: L, RGB, RGBA, I or F."""
+def _require_size(image: Image.Image, max_pixels: int, factor: int) -> None:
+    pixels = image.width * image.height
+    limit = factor * max_pixels
+    if pixels > limit:
+        setting = "data.max_pixels" if factor == 1 else f"{factor} times data.max_pixels"
+        raise BadImage(f"{image.width} x {image.height} are {pixels:,} pixels; the limit is {limit:,} ({setting})")
+
+
+def _plain(image: Image.Image, *, whole: bool = False) -> Image.Image:
+    """Return an image, or its central part, in a mode that can be scaled: L, RGB, RGBA, I or F."""
     side = min(image.size)
-    if max(image.size) > 3 * side:  # crop before converting; the margin is for the resampling filter
-        left, top, right, bottom = _center(image)
+    if max(image.size) > 3 * side and not whole:  # crop before converting; the margin is for the resampling filter
+        left, top, right, bottom = center(image)
         across, down = (side, 0) if image.width > side else (0, side)
         image = image.crop((floor(left) - across, floor(top) - down, ceil(right) + across, ceil(bottom) + down))
     if image.mode in ("I", "F"):
@@ -185,8 +234,10 @@ def _plain(image: Image.Image) -> Image.Image:
     if is_16_bit(image):
         return image.convert("I")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        return image.convert("RGBA")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+        mode = "RGBA"
+    else:
+        mode = "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == mode else image.convert(mode)  # no second copy of a large image
 
 
 def _to_8_bits(square: Image.Image, image: Image.Image, values: str | None) -> Image.Image:
@@ -207,23 +258,6 @@ def _to_8_bits(square: Image.Image, image: Image.Image, values: str | None) -> I
     else:
         scaled = numbers
     return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    """Scale only the central square, which equals scaling and then cropping, and put it on a white background."""
-    square = image
-    if image.size != (size, size):
-        square = image.resize((size, size), Image.Resampling.BILINEAR, box=_center(image))
-    if square.mode != "RGBA":
-        return square
-    return Image.alpha_composite(Image.new("RGBA", square.size, "white"), square).convert("RGB")
-
-
-def _center(image: Image.Image) -> tuple[float, float, float, float]:
-    side = min(image.size)
-    left = (image.width - side) / 2
-    top = (image.height - side) / 2
-    return left, top, left + side, top + side
 
 
 def _upright(square: Image.Image, image: Image.Image) -> Image.Image:

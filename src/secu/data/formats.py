@@ -1,16 +1,18 @@
 """Readers for the official file formats of CIFAR and STL-10: one file → pixels and targets.
 
-If the format allows it, pixels are views of the memory-mapped file, which are copied only once, when they are loaded.
+The pixels of STL-10, which are 2.7 GB, stay in their file until they are loaded.
 """
 
 import codecs
 import pickle
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.data.rows import FileRows
 from secu.errors import UserError
 
 CIFAR_SHAPE = (3, 32, 32)
@@ -20,13 +22,13 @@ STL10_SHAPE = (3, 96, 96)
 class Part(NamedTuple):
     """Content of one file: pixels uint8 (N, C, H, W) and targets int64 (N,)."""
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8] | FileRows
     targets: NDArray[np.int64] | None
 
 
 def cifar_binary(path: Path, label_bytes: int, column: int, classes: int) -> Part:
     """Read a file of records: ``label_bytes`` labels (the one at ``column`` is used), then red, green and blue."""
-    records = _records(path, label_bytes + 3072)
+    records = _records(path, (label_bytes + 3072,)).in_memory()
     targets = _checked(path, records[:, column], 0, classes)
     return Part(records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE), targets)
 
@@ -47,10 +49,10 @@ def cifar_pickle(path: Path, key: str, classes: int) -> Part:
 
 def stl10_binary(pixels: Path, labels: Path | None, classes: int) -> Part:
     """Read ``*_X.bin``, whose images are stored column by column, and its ``*_y.bin`` of labels from 1."""
-    images = _records(pixels, 3 * 96 * 96).reshape(-1, *STL10_SHAPE).swapaxes(2, 3)
+    images = _records(pixels, STL10_SHAPE).transpose(0, 1, 3, 2)
     if labels is None:
         return Part(images, None)
-    targets = _checked(labels, _records(labels, 1)[:, 0], 1, classes)
+    targets = _checked(labels, _records(labels, (1,)).in_memory()[:, 0], 1, classes)
     if len(targets) != len(images):
         raise UserError(
             f"{labels}: must hold {len(images)} labels, as many as {pixels.name} has images, got {len(targets)}"
@@ -58,12 +60,13 @@ def stl10_binary(pixels: Path, labels: Path | None, classes: int) -> Part:
     return Part(images, targets)
 
 
-def _records(path: Path, size: int) -> NDArray[np.uint8]:
-    """Map a file of records of ``size`` bytes as (n, size)."""
+def _records(path: Path, shape: tuple[int, ...]) -> FileRows:
+    """Open a file of records of bytes in this shape."""
+    size = prod(shape)
     try:
         length = path.stat().st_size
         if length and length % size == 0:
-            return np.memmap(path, np.uint8, "r", shape=(length // size, size))
+            return FileRows(path, np.uint8, (length // size, *shape), what="data")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     raise UserError(f"{path}: {length} bytes are not one or more whole records of {size} bytes; is the file damaged?")

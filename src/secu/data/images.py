@@ -5,7 +5,7 @@ torch is imported only where a tensor is created, since ``secu data`` and ``secu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.broken import Broken
+from secu.data.cutting import Choose
 from secu.data.decode import BadImage
-from secu.data.source import Shape, Skipped, Source
-from secu.data.stream import decode_now, decoded
+from secu.data.rows import FileRows
+from secu.data.source import FileSource, Shape, Skipped, Source
+from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
 from secu.data.strings import pick, picked_ids
 from secu.errors import UserError
 
@@ -26,13 +28,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+CHUNK = 128  # pictures at hand that are fetched at a time, to limit memory for large ones
+
 
 @dataclass(frozen=True, eq=False)
 class Images:
     """Inputs of a model, by index; row ``i`` of every attribute refers to the same image.
 
     Attributes:
-        tensor: All inputs (N, …), in memory or memory-mapped; None if they are decoded on demand.
+        tensor: All inputs (N, …); None if they do not fit into memory, or are decoded on demand.
         targets: True labels, int64 (N,), -1 where unknown; None if there are none.
         class_names: The name of each target.
         ids: The name of each image; by default its index.
@@ -43,6 +47,7 @@ class Images:
         numbers: The index of each image in the source.
         values: How the source's values are interpreted.
         shape: Shape of one input: channels, height and width of images, or (D,) of features.
+        rows: All inputs in a cache file, if they do not fit into memory.
         checksums: A checksum of the pixels of each image, if the inputs are not pixels.
         broken: The images that could not be read, if they are decoded on demand.
     """
@@ -59,6 +64,7 @@ class Images:
     numbers: Sequence[int] = ()
     values: str | None = None
     shape: Shape = (0, 0, 0)  # set from the tensor, if there is one
+    rows: FileRows | None = None
     checksums: NDArray[np.uint32] | None = None
     broken: Broken | None = None
 
@@ -93,33 +99,101 @@ class Images:
             return self.tensor[index]
         import torch
 
+        if self.rows is not None:
+            return torch.from_numpy(self.rows[index.numpy()])
         assert self.broken is not None
         numbers = [self.numbers[i] for i in index.tolist()]
         return torch.from_numpy(decode_now(self.broken, numbers, self.shape, self.values))
 
+    def fetch_ahead(self, batches: Iterable[Tensor]) -> Generator[Tensor]:
+        """Yield the inputs of successive batches; images that are decoded on demand are decoded ahead.
+
+        Close the iterator (``contextlib.closing``) when leaving it early.
+        """
+        if self.tensor is not None or self.rows is not None:
+            yield from map(self.fetch, batches)
+            return
+        import torch
+
+        assert self.broken is not None
+        numbers = ([self.numbers[i] for i in index.tolist()] for index in batches)
+        with closing(decoded_ahead(self.broken, numbers, self.shape, self.values)) as decoded_batches:
+            for pixels in decoded_batches:
+                yield torch.from_numpy(pixels)
+
+    @property
+    def has_originals(self) -> bool:
+        """Whether ``crops`` can be used: the originals can be read in any order, by several threads at once."""
+        return self.source is not None and (self.source.on_demand or isinstance(self.source, FileSource))
+
+    def crops(self, index: Tensor, choose: Sequence[Choose], size: int) -> Tensor:
+        """Cut boxes out of the original pictures and scale them, uint8 (boxes, B, C, size, size).
+
+        Args:
+            index: Indices of the images (B,).
+            choose: Returns the boxes of each image, given width and height of the picture.
+            size: Side of the results.
+        """
+        import torch
+
+        assert self.source is not None
+        broken = self.broken or Broken(self.source)
+        numbers = [self.numbers[i] for i in index.tolist()]
+        return torch.from_numpy(crop_now(broken, numbers, choose, (self.shape[0], size, size), self.values))
+
     def pictures(self, index: Tensor, side: int) -> Tensor:
-        """Return images for display, uint8 (B, C, S, S), where S is at most ``side`` but at least the stored size.
+        """Return images for display, uint8 (B, C, S, S): see ``iter_pictures``."""
+        import torch
+
+        found = dict(self.iter_pictures(dict.fromkeys(index.tolist(), side)))
+        return torch.from_numpy(np.stack([found[i] for i in index.tolist()]))
+
+    def iter_pictures(self, sides: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield images for display, each at its own size; the source is read only once, in its fastest order.
 
         If the originals are larger than the model's inputs, or the inputs are not pixels, they are decoded again;
         missing ones are upscaled, or white.
+
+        Args:
+            sides: The side of each picture by the index of its image.
+
+        Yields:
+            The index of an image, and uint8 (C, S, S), where S is at most its side but at least the stored size.
         """
         import torch
 
         stored = self.shape[-1] if len(self.shape) == 3 else 0
-        if stored and (self.source is None or min(side, self._original_side) <= stored):
-            return self.fetch(index)
+        order = sorted(sides, key=self.position)
+        sides = {i: min(sides[i], self._original_side) if self.source else 0 for i in order}
+        at_hand = [i for i, side in sides.items() if stored and side <= stored]
+        for first in range(0, len(at_hand), CHUNK):
+            part = at_hand[first : first + CHUNK]
+            yield from zip(part, self.fetch(torch.tensor(part)).numpy(), strict=True)
+        again = {i: side or 1 for i, side in sides.items() if not stored or side > stored}
+        if again:
+            yield from self._decoded_again(again, stored)
+
+    def _decoded_again(self, sides: Mapping[int, int], stored: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield images from their originals, if possible."""
+        import torch
+
         if self.source is None:
-            return torch.full((len(index), 1, 1, 1), 255, dtype=torch.uint8)
-        side = min(side, self._original_side) or 1
+            yield from ((i, np.full((1, 1, 1), 255, np.uint8)) for i in sides)
+            return
         channels = self.shape[0] if stored else self.source.probe().channels or 1  # 0: there are no pictures
-        numbers = [self.numbers[i] for i in index.tolist()]
-        with closing(decoded(self.source, (channels, side, side), self.values, only=numbers)) as outcomes:
-            found = {number: image for number, image in outcomes if not isinstance(image, BadImage)}
-        for row, number in enumerate(numbers):
-            if number not in found and stored and self.tensor is not None:
-                found[number] = _enlarged(self.fetch(index[row : row + 1])[0].numpy(), side)
-        white = np.full((channels, side, side), 255, np.uint8)
-        return torch.from_numpy(np.stack([found.get(number, white) for number in numbers]))
+        wanted: dict[int, list[int]] = {}  # number in the source → indices: a selection may repeat an image
+        for i in sides:
+            wanted.setdefault(self.numbers[i], []).append(i)
+        shapes = {number: (channels, sides[same[0]], sides[same[0]]) for number, same in wanted.items()}
+        with closing(decoded(self.source, shapes, self.values)) as outcomes:
+            for number, outcome in outcomes:
+                for i in wanted[number]:
+                    if not isinstance(outcome, BadImage):
+                        yield i, outcome
+                    elif stored:
+                        yield i, _enlarged(self.fetch(torch.tensor([i]))[0].numpy(), sides[i])
+                    else:
+                        yield i, np.full((channels, sides[i], sides[i]), 255, np.uint8)
 
     @cached_property
     def _original_side(self) -> int:
@@ -170,6 +244,7 @@ class Images:
         return replace(
             self,
             tensor=None if self.tensor is None else self.tensor[rows],
+            rows=None if self.rows is None else self.rows.select(rows),
             targets=targets,
             class_names=names,
             ids=picked_ids(self.ids, rows),

@@ -23,11 +23,12 @@ def remember(images: Images) -> Known:
     or an archive has a single time for all of its images. The result is empty for named data sets, images in memory and
     images that are decoded on demand.
     """
-    if images.tensor is None or images.source is None or not images.source.cacheable:
+    inputs = images.rows if images.tensor is None else images.tensor.numpy()
+    if inputs is None or images.source is None or not images.source.cacheable:
         return {}
     sums = images.checksums
     if sums is None:
-        sums = np.array([zlib.crc32(inputs) for inputs in images.tensor.numpy()], np.uint32)
+        sums = np.array([zlib.crc32(inputs[i].data) for i in range(len(inputs))], np.uint32)
     known = dict(zip(images.ids, sums.tolist(), strict=True))
     return {name: known.get(name) for name in images.source.ids}
 

@@ -13,6 +13,7 @@ from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
 from secu.data.images import Images
 from secu.data.opening import open_source, shape_of, splits_of
+from secu.data.rows import FileRows
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded_in_batches, needs_decoding
 from secu.data.strings import pick, picked_ids
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from secu.config import DataConfig
 
 LARGEST = 4096  # maximum side of a decoded image, in pixels
-BATCH = 1024  # images copied at a time, so that mapped files (STL-10: 2.7 GB) are in memory only once
+BATCH = 1024  # images copied at a time, so that a large file (STL-10: 2.7 GB) is in memory only once
 
 
 def load(
@@ -49,7 +50,7 @@ def load(
         split = data.train
     source = open_source(data.source, data.labels, split, root=root)
     images = load_images(
-        source,
+        source.limited(data.max_pixels),
         shape_of(data),
         values=data.values,
         cache=cache,
@@ -113,12 +114,9 @@ def load_images(
 
 
 def _vectors(source: VectorSource, shape: Shape) -> Images:
-    """Return feature vectors as inputs, memory-mapped if they are in a file."""
+    """Return feature vectors as inputs."""
     source.ready(slice(0, 0), shape)  # raises if the run was trained on other inputs
-    vectors = source.vectors
-    if not vectors.flags.writeable:  # torch requires writable memory; the pages of a file are copied on write
-        vectors = np.array(vectors) if not isinstance(vectors, np.memmap) else np.load(source.place, mmap_mode="c")
-    return combine(source, Stored(vectors, {}), None, shape)
+    return combine(source, Stored(source.in_memory(), {}), None, shape)
 
 
 def default_cache() -> Path:
@@ -159,10 +157,11 @@ def combine(
     import torch
 
     bad = stored.bad if stored else {}
+    inputs = stored.inputs if stored else None
     everything = range(len(source))
     rows = [i for i in everything if i not in bad] if bad else everything
     return Images(
-        torch.from_numpy(stored.inputs) if stored else None,
+        torch.from_numpy(inputs) if isinstance(inputs, np.ndarray) else None,
         None if source.targets is None else torch.from_numpy(source.targets[rows] if bad else source.targets),
         source.class_names,
         ids=picked_ids(source.ids, rows),
@@ -173,6 +172,7 @@ def combine(
         numbers=rows,
         values=values,
         shape=shape,
+        rows=inputs if isinstance(inputs, FileRows) else None,
         checksums=stored.checksums if stored else None,
         broken=None if stored else Broken(source, most_bad),
     )

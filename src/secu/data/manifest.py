@@ -2,11 +2,18 @@
 
 import csv
 import os
+from collections import Counter
+from itertools import zip_longest
 from typing import Any, TextIO
 
+from secu.data.archives import require_ratio
 from secu.data.source import FileSource, Skipped
 from secu.data.text import one_line, printable
-from secu.errors import UserError, nearest
+from secu.errors import UserError, nearest, shortened
+
+MAX_MISSING = 1_000_000  # values that may be left out at the ends of lines
+BATCH = 4096  # rows of a Parquet file that are read at a time
+CELL = 64  # bytes of a small Python object
 
 Table = dict[str, list[Any]]
 
@@ -48,14 +55,15 @@ def separator(file: TextIO) -> str:
 def _read(name: str) -> Table:
     """Return the columns of a manifest, including ``path``."""
     try:
-        table = _read_parquet(name) if name.lower().endswith((".parquet", ".pq")) else _read_csv(name)
+        table = read_parquet(name).to_pydict() if name.lower().endswith((".parquet", ".pq")) else _read_csv(name)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"source: cannot read {printable(name)}: {one_line(error)}") from None
     if "path" not in table:
         known = nearest("path", map(printable, table)).replace("valid:", "it has") if table else "it is empty"
-        raise UserError(f"source: {printable(name)} has no column 'path', which names the file of each image; {known}")
+        missing = f"source: {printable(name)} has no column 'path', which names the file of each image"
+        raise UserError(f"{missing}; {shortened(known)}")
     return table
 
 
@@ -67,24 +75,40 @@ def _read_csv(name: str) -> Table:
     with open(name, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         rows = csv.reader(file, delimiter=separator(file), strict=True)
         header = [column.strip() for column in next(rows, [])]
-        twice = next((column for column in header if header.count(column) > 1), None)
-        if twice is not None:
-            raise UserError(f"source: {printable(name)} has two columns {printable(twice)!r}")
         table: Table = {column: [] for column in header}
+        if len(table) < len(header):
+            twice = next(column for column, count in Counter(header).items() if count > 1)
+            raise UserError(f"source: {printable(name)} has two columns {printable(shortened(twice))!r}")
+        missing = 0
         for row in rows:
             if not row:
                 continue
             if len(row) > len(header):
                 where = f"line {rows.line_num} of {printable(name)}"
                 raise UserError(f"source: {where} has {len(row)} values for {len(header)} columns")
-            for column, value in zip(header, row + [""] * (len(header) - len(row)), strict=True):
+            missing += len(header) - len(row)
+            if missing > MAX_MISSING:
+                raise UserError(f"source: {printable(name)} has lines with fewer values than its {len(header)} columns")
+            for column, value in zip_longest(header, row, fillvalue=""):
                 table[column].append(value)
     return table
 
 
-def _read_parquet(name: str) -> Table:
-    import pyarrow.parquet as parquet  # slow to import
+def read_parquet(name: str) -> Any:
+    """Return the table in a Parquet file, read in batches: a few bytes may stand for millions of equal values.
 
-    with parquet.ParquetFile(name) as file:
-        columns: Table = file.read().to_pydict()
-    return columns
+    Raises:
+        ValueError: It unpacks to too much.
+    """
+    import pyarrow as pa  # slow to import
+    import pyarrow.parquet as parquet
+
+    size = os.path.getsize(name)
+    with open(name, "rb") as content, parquet.ParquetFile(content) as file:  # pyarrow needs paths to be UTF-8
+        batches = []
+        unpacked = 0
+        for batch in file.iter_batches(BATCH):
+            unpacked += batch.nbytes + CELL * batch.num_rows * batch.num_columns
+            require_ratio(unpacked, size)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, file.schema_arrow)

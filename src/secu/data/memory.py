@@ -33,7 +33,7 @@ def open_images(images: Any) -> Source:
         return open_source(os.fspath(images))
     if hasattr(images, "is_floating_point"):  # a tensor, without importing torch
         images = (images.float() if images.is_floating_point() else images).detach().cpu().numpy()
-    names = getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U", "T")
+    names = getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U", "T") and images.ndim > 0
     items = list(images) if names or isinstance(images, list | tuple) else []
     if items and all(isinstance(item, str | os.PathLike) for item in items):
         paths = [os.fspath(item) for item in items]
@@ -56,6 +56,8 @@ def _as_array(values: Any) -> NDArray[Any]:
             array: NDArray[Any] = check_array(values, allow_nd=True, ensure_2d=False, input_name="X")
     except ValueError as error:
         raise UserError(f"X: {one_line(str(error).splitlines()[0]).rstrip('.')}; valid: {SHAPES}") from None
+    except TypeError as error:  # as scikit-learn raises it
+        raise TypeError(f"X: {one_line(error).rstrip('.')}; valid: {SHAPES}") from None
     if array.ndim < 2:
         raise UserError(f"X: no images in shape {array.shape}. Reshape your data to {SHAPES}")
     return array

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from secu.data.decode import DEEP, LARGE, BadImage, Raw, as_bad_image, is_16_bit, opened, quiet
+from secu.data.decode import (
+    DEEP,
+    LARGE,
+    MAX_PIXELS,
+    BadImage,
+    Raw,
+    as_bad_image,
+    is_16_bit,
+    opened,
+    quiet,
+    require_size,
+)
 from secu.data.text import printable
 
 if TYPE_CHECKING:
@@ -67,7 +78,7 @@ def take_sample(source: Source) -> Sample:
             i = source.order[position]
             try:
                 with as_bad_image():
-                    headers[i] = read_header(source.read(i))
+                    headers[i] = read_header(source.read(i), source.max_pixels)
             except BadImage as error:
                 bad.append(f"{printable(source.ids[i])}: {error.reason}")
         deep = [i for i, header in headers.items() if header.deep]
@@ -77,15 +88,16 @@ def take_sample(source: Source) -> Sample:
     return Sample(tuple(headers.values()), tuple(bad), tuple(brightest))
 
 
-def read_header(raw: Raw) -> Header:
+def read_header(raw: Raw, max_pixels: int = MAX_PIXELS) -> Header:
     """Return an image's size and whether it is gray, without decoding it.
 
     Raises:
-        BadImage: The image cannot be read.
+        BadImage: The image cannot be read, or is too large to be decoded.
     """
     if isinstance(raw, np.ndarray):
         return Header(raw.shape[1], raw.shape[0], raw.ndim == 2)
     with as_bad_image(), opened(raw) as image:
+        require_size(image, max_pixels)
         deep = is_16_bit(image)
         gray = deep or image.mode in ("1", "L", "LA", "La", "I", "F")
         return Header(image.width, image.height, gray, deep)

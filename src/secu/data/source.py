@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import DEEP, Raw, as_bad_image, decode
+from secu.data.decode import DEEP, MAX_PIXELS, Raw, as_bad_image, decode
 from secu.data.probe import Probe, Sample, take_sample
 from secu.data.strings import Names
 from secu.data.text import natural, printable
@@ -41,10 +41,12 @@ class Source(ABC):
         class_names: The name of each target.
         on_demand: Whether images are decoded on demand, for sources that do not fit in memory or in the cache.
         has_folders: Whether the ids are paths.
+        max_pixels: Images with more pixels are not decoded (data.max_pixels).
         random_order: Whether images can be read in any order without delay.
     """
 
     has_folders = True
+    max_pixels = MAX_PIXELS
     random_order = True
 
     def __init__(
@@ -120,7 +122,7 @@ class Source(ABC):
         """
         with as_bad_image():
             raw = self.read(i, values)
-        return decode(raw, size, channels, values)
+        return decode(raw, size, channels, values, self.max_pixels)
 
     @cached_property
     def sample(self) -> Sample:
@@ -206,6 +208,10 @@ class Source(ABC):
         numbers = {"": -1} | {text: i for i, text in enumerate(names)}
         targets = np.array([numbers[text] for text in texts], np.int64)
         return self.replaced(targets=targets, class_names=tuple(names))
+
+    def limited(self, max_pixels: int) -> Self:
+        """Return this source with another limit on the size of an image."""
+        return self if max_pixels == self.max_pixels else self.replaced(max_pixels=max_pixels)
 
     def replaced(self, **attributes: Any) -> Self:
         """Return a copy with some attributes replaced."""

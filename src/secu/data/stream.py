@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import cache
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.broken import Broken
-from secu.data.decode import BadImage, Raw, as_bad_image, decode, quiet
+from secu.data.cutting import Choose
+from secu.data.decode import BadImage, Raw, as_bad_image, decode, decode_crops, quiet
 from secu.data.source import Shape, Source
 
 Outcome = NDArray[np.uint8] | BadImage
@@ -23,13 +24,12 @@ AT_ONCE = 128  # images per decoded batch; small enough for smooth progress on l
 
 def decoded(
     source: Source,
-    shape: Shape,
+    shape: Shape | Mapping[int, Shape],
     values: str | None = None,
     *,
-    only: Collection[int] | None = None,
     workers: int | None = None,
 ) -> Generator[tuple[int, Outcome]]:
-    """Decode all images, or ``only`` some, in threads (pillow releases the GIL), in ``source.order``.
+    """Decode all images in threads (pillow releases the GIL), in ``source.order``; or some, each to its own shape.
 
     Images are read sequentially in the calling thread, as archives require; memory use does not depend on their number.
     Close the iterator (``contextlib.closing``) when leaving it early.
@@ -42,11 +42,13 @@ def decoded(
     pool = ThreadPoolExecutor(workers)
     try:
         with quiet():
-            for i in source.order if only is None else sorted(set(only), key=source.position):
+            for i in sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order:
                 if len(waiting) >= AHEAD * workers:
                     first, future = waiting.popleft()
                     yield first, future.result()
-                waiting.append((i, pool.submit(_outcome, read_raw(source, i, values), shape, values)))
+                own = shape[i] if isinstance(shape, Mapping) else shape
+                raw = read_raw(source, i, values)
+                waiting.append((i, pool.submit(_outcome, raw, own, values, source.max_pixels)))
             while waiting:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -79,22 +81,71 @@ def decoded_in_batches(source: Source, shape: Shape, values: str | None, batch: 
             yield [i for i, _ in good], pixels, [(i, bad) for i, bad in some if isinstance(bad, BadImage)]
 
 
+def decoded_ahead(
+    broken: Broken, batches: Iterable[Sequence[int]], shape: Shape, values: str | None
+) -> Generator[NDArray[np.uint8]]:
+    """Decode batches of images in the given order, in threads that persist between calls and work ahead.
+
+    Another image takes the place of one that cannot be read (broken.py).
+
+    Yields:
+        The pixels of each batch (B, C, S, S).
+
+    Raises:
+        UserError: Too many images cannot be read.
+    """
+    waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
+    pool = _lasting_pool()
+
+    def fill(pixels: NDArray[np.uint8], number: int) -> None:
+        pixels[:] = broken.or_another(number, lambda i: broken.source.decode(i, shape[1], shape[0], values))
+
+    try:
+        for numbers in batches:
+            pixels = np.empty((len(numbers), *shape), np.uint8)
+            waiting.append((pixels, [pool.submit(fill, pixels[row], i) for row, i in enumerate(numbers)]))
+            while sum(len(futures) for _, futures in waiting) > len(numbers) + AHEAD * cores():
+                yield _finished(*waiting.popleft())
+        while waiting:
+            yield _finished(*waiting.popleft())
+    finally:
+        for _, futures in waiting:
+            for future in futures:
+                future.cancel()
+
+
+def _finished(pixels: NDArray[np.uint8], futures: Iterable[Future[None]]) -> NDArray[np.uint8]:
+    for future in futures:
+        future.result()
+    return pixels
+
+
 def decode_now(broken: Broken, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
-    """Decode some images in the given order (B, C, S, S), in threads that persist between calls.
+    """Decode one batch, as ``decoded_ahead`` does."""
+    return next(decoded_ahead(broken, [numbers], shape, values))
+
+
+def crop_now(
+    broken: Broken, numbers: Sequence[int], choose: Sequence[Choose], shape: Shape, values: str | None
+) -> NDArray[np.uint8]:
+    """Cut boxes out of some images, the same number of each, in the same threads: (boxes, B, C, S, S).
 
     Another image takes the place of one that cannot be read (broken.py).
 
     Raises:
         UserError: Too many images cannot be read.
     """
-    pixels = np.empty((len(numbers), *shape), np.uint8)
+    source = broken.source
 
-    def fill(row: int) -> None:
-        pixels[row] = broken.or_another(numbers[row], lambda i: broken.source.decode(i, shape[1], shape[0], values))
+    def crops(i: int, choose: Choose) -> NDArray[np.uint8]:
+        with as_bad_image():
+            raw = source.read(i, values)
+        return decode_crops(raw, choose, shape[1], shape[0], values, source.max_pixels)
 
-    for _ in _lasting_pool().map(fill, range(len(numbers))):
-        pass
-    return pixels
+    def fill(row: int) -> NDArray[np.uint8]:
+        return broken.or_another(numbers[row], lambda i: crops(i, choose[row]))
+
+    return np.stack(list(_lasting_pool().map(fill, range(len(numbers)))), axis=1)
 
 
 @cache
@@ -111,10 +162,10 @@ def read_raw(source: Source, i: int, values: str | None) -> Raw | BadImage:
         return bad
 
 
-def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None) -> Outcome:
+def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None, max_pixels: int) -> Outcome:
     channels, size, _ = shape
     try:
-        return raw if isinstance(raw, BadImage) else decode(raw, size, channels, values)
+        return raw if isinstance(raw, BadImage) else decode(raw, size, channels, values, max_pixels)
     except BadImage as bad:
         return bad
 

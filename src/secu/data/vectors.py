@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.data.decode import BadImage, Raw
+from secu.data.manifest import read_parquet
 from secu.data.probe import Probe
+from secu.data.rows import FileRows, fits_in_memory, open_npy, read_npy_header
 from secu.data.source import Shape, Source, file_stamp
 from secu.data.text import one_line, printable
 from secu.errors import UserError
+from secu.names import unescape
 
 COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several
+MARK = b"secu"  # key in the metadata of a Parquet file whose texts are escaped (names.py): written by ``secu embed``
 BLOCK = 2**24  # values that are checked at a time
 SAMPLE = 500  # rows that are compared with their neighbors
 SMALLEST_PICTURE = 16  # pixels
@@ -29,7 +33,7 @@ class VectorSource(Source):
 
     Args:
         name: Name used in messages.
-        vectors: The vectors, floats (N, D).
+        vectors: The vectors, floats (N, D), in memory or in a file.
         place: Path to reopen the vectors from; empty for vectors in memory.
         stamp: String that changes when the vectors change; empty in memory.
         paths: The file of each picture; None if there are no pictures.
@@ -42,14 +46,15 @@ class VectorSource(Source):
     def __init__(
         self,
         name: str,
-        vectors: NDArray[Any],
+        vectors: NDArray[Any] | FileRows,
         *,
         place: str = "",
         stamp: str = "",
         paths: Sequence[str] | None = None,
         columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        self.vectors = _checked(printable(name), vectors)
+        _require_usable(printable(name), vectors)
+        self.vectors = vectors
         ids: Iterable[str] = map(str, range(len(vectors)))
         self.paths: list[str] | None = None
         if paths is not None:
@@ -74,6 +79,23 @@ class VectorSource(Source):
             raise UserError(f"source: {given}, but the run was trained on {wanted}")
         return np.array(self.vectors[rows], np.float32)
 
+    def in_memory(self) -> NDArray[Any]:
+        """Return all vectors as writable memory of a type that torch has; training needs them all at once.
+
+        Raises:
+            UserError: They do not fit into memory.
+        """
+        vectors = self.vectors
+        plain = vectors.dtype if vectors.dtype.itemsize <= 4 and vectors.dtype.isnative else np.dtype(np.float32)
+        size = len(vectors) * vectors.shape[1] * plain.itemsize
+        if not isinstance(vectors, FileRows):
+            return vectors if vectors.flags.writeable and vectors.dtype == plain else np.array(vectors, plain)
+        if not fits_in_memory(size):
+            raise UserError(
+                f"source: {self.name} has {size / 1e9:,.1f} GB of vectors, too many for this machine's memory"
+            )
+        return vectors.in_memory(plain)
+
     def probe(self) -> Probe:
         """Return size and channels of the pictures; both are 0 if there are none."""
         try:
@@ -94,8 +116,7 @@ def open_vectors(path: str) -> VectorSource:
     """
     place = os.path.abspath(path)
     if path.lower().endswith(".npy"):
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-        return VectorSource(path, vectors, place=place, stamp=file_stamp(path))
+        return VectorSource(path, open_npy(path), place=place, stamp=file_stamp(path))
     vectors, columns = _read_parquet(path)
     paths = columns.pop("path", None)
     if paths is not None and not all(isinstance(value, str) and value for value in paths):
@@ -106,11 +127,13 @@ def open_vectors(path: str) -> VectorSource:
 def has_vectors(path: str) -> bool:
     """Return whether a readable .npy or Parquet file holds feature vectors rather than images or paths of images."""
     if path.lower().endswith(".npy"):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        return bool(array.ndim == 2 and array.dtype.kind == "f")
+        with open(path, "rb") as file:
+            header = read_npy_header(file)
+        return len(header.shape) == 2 and header.dtype.kind == "f"
     import pyarrow.parquet as parquet
 
-    return vector_column(parquet.read_schema(path)) is not None
+    with open(path, "rb") as content:  # pyarrow cannot open a path that is not UTF-8
+        return vector_column(parquet.read_schema(content)) is not None
 
 
 def vector_column(schema: Any) -> str | None:
@@ -137,19 +160,27 @@ def vector_column(schema: Any) -> str | None:
 
 def _read_parquet(path: str) -> tuple[NDArray[Any], dict[str, list[Any]]]:
     """Return the vectors in a Parquet file, and its other columns."""
-    import pyarrow.parquet as parquet
-
     try:
-        with parquet.ParquetFile(path) as file:
-            table = file.read()
+        table = read_parquet(path)
         name = vector_column(table.schema)
         assert name is not None
         column = table.column(name).combine_chunks()
-        return _matrix(path, name, column), table.drop_columns([name]).to_pydict()
+        return _matrix(path, name, column), _texts(table.drop_columns([name]))
     except UserError:
         raise
     except Exception as error:  # damaged pages behind a readable header, columns of the same name
         raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+
+
+def _texts(table: Any) -> dict[str, list[Any]]:
+    """Return the columns by name; what ``secu embed`` has escaped is restored."""
+    columns: dict[str, list[Any]] = table.to_pydict()
+    if (table.schema.metadata or {}).get(MARK) is None:
+        return columns
+    return {
+        unescape(name): [unescape(value) if isinstance(value, str) else value for value in values]
+        for name, values in columns.items()
+    }
 
 
 def _matrix(path: str, name: str, column: Any) -> NDArray[Any]:
@@ -164,8 +195,8 @@ def _matrix(path: str, name: str, column: Any) -> NDArray[Any]:
     return np.asarray(values).reshape(len(column), lengths.pop())
 
 
-def _checked(name: str, vectors: NDArray[Any]) -> NDArray[Any]:
-    """Return vectors of a type that torch has; raise if they cannot be clustered."""
+def _require_usable(name: str, vectors: NDArray[Any] | FileRows) -> None:
+    """Raise if vectors cannot be clustered."""
     if vectors.ndim != 2 or vectors.dtype.kind != "f":
         raise UserError(f"source: {name} must be floats of shape (N, D), got {vectors.dtype} of shape {vectors.shape}")
     count, features = vectors.shape
@@ -184,7 +215,6 @@ def _checked(name: str, vectors: NDArray[Any]) -> NDArray[Any]:
             raise UserError(f"source: {name} has vectors of zeros, which have no direction, first in row {first}")
     if looks_like_picture(np.asarray(vectors[:SAMPLE], np.float32)):
         raise UserError(f"source: {name} of shape {vectors.shape} looks like one picture; vectors have shape (N, D)")
-    return vectors if vectors.dtype.itemsize <= 4 and vectors.dtype.isnative else vectors.astype(np.float32)
 
 
 def looks_like_picture(rows_ND: NDArray[np.float32]) -> bool:

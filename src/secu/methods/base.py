@@ -22,6 +22,7 @@ from secu.nets.front import Front, needs_front
 from secu.registry import METHODS
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
+from secu.views.originals import OriginalCrops
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Method(nn.Module):
     encoder: Encoder
     clustering: Clustering
     front_digest: Tensor | None
+    crops: OriginalCrops | None = None  # set if the inputs of ``losses`` are random crops of the original pictures
     generator: torch.Generator
     call: Callable[..., Any]
 
@@ -69,7 +71,8 @@ class Method(nn.Module):
         """Return the losses of a batch by name; their sum is minimized, and the mean of each is recorded.
 
         Args:
-            batch: The inputs (B, …); in an epoch with partners, those of the images and of their partners (2, B, …).
+            batch: The inputs (B, …); in an epoch with partners, those of the images and of their partners (2, B, …);
+                with ``crops``, those of both views (2, B, …).
             index_B: Indices of the images.
         """
         raise NotImplementedError

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from secu.cluster.metrics import mutual_information
 from secu.data import Images
-from secu.methods.predictor import Predictor, batches_of, evaluation_mode
+from secu.methods.predictor import Predictor, batches_of, evaluation_mode, to_device
 from secu.views.augment import Augmentation
 
 
@@ -37,9 +37,10 @@ def consistency(
     generator = torch.Generator(device).manual_seed(0)
     counts = torch.zeros(clusters**2, dtype=torch.int64)
     with torch.inference_mode(), evaluation_mode(encoder):
-        for index_B in batches_of(index_N, images):
-            batch = images.fetch(index_B).to(device)
-            changed = views.render(batch, views.draw(len(index_B), generator))
+        parts = batches_of(index_N, images, device)
+        for inputs in images.fetch_ahead(parts):
+            batch = to_device(inputs, device)
+            changed = views.render(batch, views.draw(len(batch), generator))
             seen = (views.plain(batch), *(changed[number] for number in numbers))  # possibly of different sizes
             plain_B, *labels = (predictor.compare(encoder.embed(view)).argmax(-1) for view in seen)
             for label_B in labels:

@@ -4,22 +4,23 @@ Shapes: N images, B images of a batch, K clusters, D dimensions.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secu.data import Images
+from secu.data import Images, Shape
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 
-BATCH = 512  # maximum number of images per batch
 BATCH_VECTORS = 4096  # maximum number of feature vectors per batch
-BATCH_PIXELS = 2**19  # maximum number of pixels per batch: 512 images of up to 32 x 32, 56 of 96 x 96, 10 of 224 x 224
+BATCH_IMAGES = {"cpu": 512, "cuda": 2048}  # maximum number of images per batch
+# Maximum number of pixels per batch, since activations are proportional to it; at 256 x 256, 8 images and 128.
+BATCH_PIXELS = {"cpu": 2**19, "cuda": 2**23}
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,9 @@ class Predictor(nn.Module):
     def embed(self, images: Images) -> Tensor:
         """Return the unit embeddings of all images (N, D), without augmentation and in evaluation mode."""
         device = self.all_centers.device
-        with torch.inference_mode(), evaluation_mode(self.encoder):
-            batches = [
-                self.encode(images.fetch(index_B).to(device))
-                for index_B in batches_of(torch.arange(len(images)), images)
-            ]
-        return torch.cat(batches)
+        parts = batches_of(torch.arange(len(images)), images, device)
+        with torch.inference_mode(), evaluation_mode(self.encoder), closing(images.fetch_ahead(parts)) as batches:
+            return torch.cat([self.encode(to_device(batch, device)) for batch in batches])
 
     def cosines(self, images: Images) -> Tensor:
         """Return the cosine of every image to every cluster (N, K)."""
@@ -165,13 +163,25 @@ def members_of(groups_M: Tensor) -> Tensor:
     return torch.stack([torch.cat([row, row[:1].expand(most - len(row))]) for row in rows])
 
 
-def batches_of(index_N: Tensor, images: Images) -> tuple[Tensor, ...]:
+def batch_size(shape: Shape, device: torch.device) -> int:
+    """Return how many inputs of a shape are passed to a model at once."""
+    if len(shape) != 3:
+        return BATCH_VECTORS
+    kind = device.type if device.type in BATCH_PIXELS else "cpu"
+    return max(1, min(BATCH_IMAGES[kind], BATCH_PIXELS[kind] // (shape[-1] * shape[-2])))
+
+
+def batches_of(index_N: Tensor, images: Images, device: torch.device) -> tuple[Tensor, ...]:
     """Split an index into batches that fit in memory."""
-    size = BATCH_VECTORS
-    if len(images.shape) == 3:
-        size = max(1, min(BATCH, BATCH_PIXELS // (images.shape[-1] * images.shape[-2])))
-    parts: tuple[Tensor, ...] = index_N.split(size)
+    parts: tuple[Tensor, ...] = index_N.split(batch_size(images.shape, device))
     return parts
+
+
+def to_device(batch: Tensor, device: torch.device) -> Tensor:
+    """Copy a batch to the device; to a GPU asynchronously, so that the host can prepare the next one."""
+    if device.type != "cuda":
+        return batch.to(device)
+    return batch.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

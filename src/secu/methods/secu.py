@@ -19,6 +19,7 @@ from secu.nets.front import needs_front, weights_digest
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 from secu.views.neighbors import Neighbors, find_neighbors
+from secu.views.originals import OriginalCrops
 
 PART = 2**16  # feature vectors that are standardized at a time
 ANSWER_NEIGHBORS = 20  # neighbors in the run's own embeddings by which the answer is chosen
@@ -42,7 +43,11 @@ class StableClustering(Method):
             raise UserError("encoder.trainable: nothing needs the features of the images as inputs, got pixels")
         else:
             channels, height, width = shape
-            self.views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
+            data = config.data
+            if config.augment.crop_from == "original":
+                self.crops = OriginalCrops(config.augment, config.augment.size or width)
+            cropped = self.crops is not None
+            self.views = Augmentation(config.augment, data.mean, data.std, channels, (height, width), cropped=cropped)
             self.encoder = Encoder(config.encoder, channels)
         self.clustering = Clustering(config, images, self.encoder.dim)
         if config.neighbors.count and not self.on_features:  # part of a checkpoint: it depends on earlier weights

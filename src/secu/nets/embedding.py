@@ -26,6 +26,7 @@ from secu.data.broken import unreadable
 from secu.data.cache import Stored, cannot_write, state_of
 from secu.data.decode import Raw, decode, quiet
 from secu.data.loading import combine, require_few_bad
+from secu.data.rows import FileRows
 from secu.data.stream import cores, read_raw
 from secu.errors import UserError
 from secu.nets.front import Front
@@ -142,7 +143,7 @@ class Embedding:
         for number, raw in enumerate(raws):
             with suppress(BadImage):
                 if not isinstance(raw, BadImage):
-                    found[number] = decode(raw, size, channels, self.values)
+                    found[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
         if found:
             pixels = torch.from_numpy(np.stack(list(found.values())))
             features = self.front(pixels.to(self.front.mean.device)).clamp(-LARGEST, LARGEST)
@@ -168,7 +169,8 @@ def _stored(work: Embedding, rows: Rows, *, strict: bool) -> Stored:
     ordered = np.empty_like(rows)
     ordered[list(work.source.order)] = rows
     bad: dict[int, str] = {}
-    for i in np.flatnonzero(np.isnan(ordered["features"]).all(1)).tolist():
+    missing = np.flatnonzero(np.isnan(ordered["features"]).all(1)).tolist()
+    for i in sorted(missing, key=work.source.position):  # a .tar.gz can only be read forward
         try:
             work.source.decode(i, work.shape[1], work.shape[0], work.values)
         except BadImage as error:
@@ -200,7 +202,7 @@ def _cached(work: Embedding, folder: Path) -> Rows:
                 with open(part, "ab") as file:
                     _complete(file, work, kind.itemsize)
                 part.replace(path)
-        return np.fromfile(path, kind)
+        return FileRows(path, kind, (len(work.source),), what="cache").in_memory()
     except OSError as error:
         raise UserError(cannot_write(path, error, size, "features")) from None
 

@@ -2,7 +2,9 @@
 
 found.py      the results of a finished run: cluster and confidence of every image, outliers, scores
 results.py    compute the results and write all files
-tables.py     assignments as CSV, Parquet or JSON lines; reading them back
+tables.py     assignments as CSV, Parquet or JSON lines
+reading.py    the tables of a run, read back
+cells.py      CSV cells that spreadsheets must not evaluate
 health.py     warnings in plain language
 pictures.py   images for display, each decoded at most once
 exemplars.py  one sheet with the most typical images of every cluster

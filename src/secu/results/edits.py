@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from secu.data.manifest import separator
 from secu.errors import UserError
+from secu.names import unescape
+from secu.results.cells import rearm
 
 SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # maximum length of a file name in bytes; file systems allow 255
-FORMULA = re.compile(r"^'(?=[=+\-@\t\r])")  # escape that keeps a spreadsheet from reading an id as a formula
 WRONG = "marked-as-wrong"
 SAME = 0.95  # minimum share of matching clusters; a different device may assign a few images differently
 
@@ -39,7 +40,7 @@ def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int])
     Args:
         names: The table; if None, folders are named after the cluster numbers.
         clusters: Number of clusters.
-        cluster_of: The cluster of each image in this run, by printable id. The table must match it, since another run
+        cluster_of: The cluster of each image in this run, by id. The table must match it, since another run
             numbers its clusters differently.
 
     Raises:
@@ -48,7 +49,7 @@ def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int])
     numbered = _numbered_folders(clusters)
     if names is None:
         return Edits(numbered, set())
-    rows = _read_rows(names, clusters)
+    rows = read_rows(names, clusters)
     _require_same_run(names, rows, cluster_of)
     _require_distinct_folders(rows, numbered)
     folders = list(numbered)
@@ -69,7 +70,8 @@ def _numbered_folders(clusters: int) -> list[str]:
     return [f"cluster-{cluster:0{digits}d}" for cluster in range(clusters)]
 
 
-def _read_rows(names: Path, clusters: int) -> list[Row]:
+def read_rows(names: Path, clusters: int) -> list[Row]:
+    """Read the table downloaded from the report, without comparing it with a run."""
     numbers = {str(cluster): cluster for cluster in range(clusters)}
     try:
         with names.open(newline="", encoding="utf-8-sig") as file:
@@ -89,9 +91,9 @@ def _parse(row: Mapping[str, str], numbers: Mapping[str, int]) -> Row:
     if row["name"] is None:  # the csv module fills short rows with None
         raise ValueError("a row without a name")
     return Row(
-        id=FORMULA.sub("", row["id"]),
+        id=unescape(rearm(row["id"])),
         cluster=numbers[row["cluster"]],
-        name=row["name"],
+        name=rearm(row["name"]),
         merged=numbers[row["merged_cluster"]],
         wrong=row["marked_wrong"] == "yes",
     )
@@ -108,6 +110,8 @@ def _require_same_run(names: Path, rows: Sequence[Row], cluster_of: Mapping[str,
 def _require_distinct_folders(rows: Sequence[Row], numbered: Sequence[str]) -> None:
     """Raise if different names map to the same folder; equal names share a folder on purpose."""
     given: dict[str, dict[str, None]] = {}  # the names of each folder, in order
+    if any(row.wrong for row in rows):
+        given[WRONG] = {"images marked as wrong": None}
     for name, merged in dict.fromkeys((row.name, row.merged) for row in rows):
         shown = name if _safe(name) else f"cluster {merged}"
         given.setdefault(_folder(name, merged, numbered), {})[shown] = None

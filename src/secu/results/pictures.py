@@ -1,12 +1,10 @@
 """Images for display, as tiles for pillow; each is decoded at most once, even if it is shown several times."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from secu.data import Images
 
@@ -14,7 +12,6 @@ Tile = NDArray[np.uint8]  # (height, width) or (height, width, 3)
 
 LARGE = 192  # longest side in pixels on cards and on the sheet of exemplars
 SMALL = 64  # longest side in pixels on the map
-CHUNK = 128  # images fetched at a time, to limit memory for large photos
 
 
 class Pictures:
@@ -27,9 +24,9 @@ class Pictures:
     """
 
     def __init__(self, images: Images, large: Iterable[int], small: Iterable[int] = ()) -> None:
-        wanted = set(large)
-        self._tiles = dict(_decode(images, wanted, LARGE))
-        self._tiles.update(_decode(images, set(small) - wanted, SMALL))
+        sides = dict.fromkeys(small, SMALL) | dict.fromkeys(large, LARGE)
+        pictures = images.iter_pictures(sides)
+        self._tiles = {index: shrink(to_tile(pixels_CHW), sides[index]) for index, pixels_CHW in pictures}
 
     def __getitem__(self, index: int) -> Tile:
         return self._tiles[index]
@@ -39,20 +36,9 @@ class Pictures:
         return [shrink(self._tiles[i], side) for i in index]
 
 
-def _decode(images: Images, wanted: set[int], side: int) -> Iterator[tuple[int, Tile]]:
-    """Yield the tile of each requested image, in the fastest reading order of the source."""
-    order = sorted(wanted, key=images.position)
-    for first in range(0, len(order), CHUNK):
-        chunk = order[first : first + CHUNK]
-        pixels_BCHW = images.pictures(torch.tensor(chunk), side)
-        for index, pixels_CHW in zip(chunk, pixels_BCHW, strict=True):
-            yield index, shrink(to_tile(pixels_CHW), side)
-
-
-def to_tile(pixels_CHW: Tensor) -> Tile:
+def to_tile(pixels_CHW: NDArray[np.uint8]) -> Tile:
     """Return an image in pillow's layout: gray, or red, green and blue."""
-    pixels = pixels_CHW.numpy()
-    return pixels[0] if len(pixels) < 3 else np.ascontiguousarray(pixels[:3].transpose(1, 2, 0))
+    return pixels_CHW[0] if len(pixels_CHW) < 3 else np.ascontiguousarray(pixels_CHW[:3].transpose(1, 2, 0))
 
 
 def shrink(tile: Tile, side: int) -> Tile:

@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from secu.cluster.metrics import score_known
-from secu.data import Images, printable
+from secu.data import Images
 from secu.errors import UserError
 from secu.methods.predictor import Predictor, outlier_limits
+from secu.names import escape, escape_text
 from secu.nets.pretrained import describe
+from secu.results.cells import disarm
 from secu.results.exemplars import choose_exemplars, draw_exemplars
 from secu.results.found import Results
 from secu.results.health import warnings_of
@@ -102,6 +104,9 @@ def _facts(run: Run) -> dict[str, str]:
     record = run.record()
     if not record:
         raise UserError(f"run: {run.path} has no run.json; was it stopped early?")
+    for key in ("device", "engine", "versions", "seed"):
+        if key not in record:
+            raise UserError(f"run: {run.path / 'run.json'} is damaged: it has no {key}")
     facts = {
         "device": record["device"],
         "engine": record["engine"],
@@ -121,7 +126,8 @@ def _write_tables(run: Run, results: Results) -> None:
         write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, table=table))
     run.write_csv("clusters.csv", ("cluster", "size", "cohesion", "outlier_below"), _cluster_rows(results))
     skipped = [*results.images.skipped, *results.images.repeated]
-    run.write_csv("skipped.csv", ("id", "reason"), [(printable(name), reason) for name, reason in skipped])
+    rows = [(disarm(escape(name)), disarm(escape_text(reason))) for name, reason in skipped]
+    run.write_csv("skipped.csv", ("id", "reason"), rows)
 
 
 def _write_table(path: Path, *, kind: str, table: Table) -> None:

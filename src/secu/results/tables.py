@@ -1,21 +1,22 @@
-"""Tables of assignments: CSV, Parquet or JSON lines, written batch by batch, and reading of CSV.
+"""Tables of assignments: CSV, Parquet or JSON lines, written batch by batch.
 
-A table is a dict of columns; no object is created per row, so that writing keeps up with a GPU.
+A table is a dict of columns; no object is created per row, so that writing keeps up with a GPU. Names that cannot be
+written are escaped (names.py). In CSV, cells that a spreadsheet would evaluate are disarmed (cells.py).
 """
 
 import csv
-import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from torch import Tensor
 
-from secu.data import printable
 from secu.errors import UserError, nearest
 from secu.methods.predictor import Predictions
+from secu.names import escape, escape_text
+from secu.results.cells import disarm
 
 Table = dict[str, list[Any]]  # columns of equal length
 OURS: dict[str, type] = {
@@ -30,7 +31,6 @@ OURS: dict[str, type] = {
 LABEL = "label"  # column with the name of the true class, if known
 FORMATS = ("csv", "jsonl", "parquet")
 DIGITS = 6  # decimals of a number in a table
-BOOLEANS = {"True": True, "False": False}
 
 
 def make_table(
@@ -42,7 +42,7 @@ def make_table(
 ) -> Table:
     """Return one row per image: our own columns, the true label, and the columns of the source."""
     table: Table = {
-        "id": [printable(name) for name in ids],
+        "id": [escape(name) for name in ids],
         "cluster": predictions.cluster.tolist(),
         "confidence": _rounded(predictions.confidence),
         "second": predictions.second.tolist(),
@@ -74,63 +74,10 @@ def _names(columns: Iterable[str]) -> list[str]:
 
 
 def writable(value: Any) -> Any:
-    r"""Return a value in a form that can be written; bytes that are not UTF-8 are escaped, as in ``\udce4``."""
+    """Return a value in a form that can be written; bytes that are not UTF-8 are escaped."""
     if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
-def read_assignments(source: Path | bytes) -> Table:
-    """Return the columns of an assignments.csv by name: our own with their types, all others as text.
-
-    Args:
-        source: The file, or its content.
-
-    Raises:
-        UserError: The file does not exist, or was not written by this package.
-    """
-    where = "assignments.csv" if isinstance(source, bytes) else str(source)
-    try:
-        content = source if isinstance(source, bytes) else source.read_bytes()
-        return _typed(_columns(content.decode("utf-8")))
-    except OSError as error:
-        raise UserError(f"run: cannot read {where}: {error.strerror}; was the run stopped early?") from None
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"run: {where} is not a table of assignments: {error}") from None
-
-
-def _columns(text: str) -> dict[str, list[str]]:
-    """Return the columns of a CSV table as text."""
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header = next(rows, [])
-    missing = [name for name in OURS if name not in header]
-    if missing:
-        raise ValueError(f"it has no column {missing[0]!r}")
-    columns: dict[str, list[str]] = {name: [] for name in header}
-    for row in rows:
-        if len(row) != len(header):
-            raise ValueError(f"line {rows.line_num} has {len(row)} values for {len(header)} columns")
-        for name, value in zip(header, row, strict=True):
-            columns[name].append(value)
-    return columns
-
-
-def _typed(columns: Mapping[str, list[str]]) -> Table:
-    """Convert our columns to their types."""
-    table: Table = dict(columns)
-    for name, kind in OURS.items():
-        convert: Callable[[str], Any] = _boolean if kind is bool else kind
-        try:
-            table[name] = [convert(value) for value in columns[name]]
-        except ValueError as error:
-            raise ValueError(f"column {name!r}: {error}") from None
-    return table
-
-
-def _boolean(text: str) -> bool:
-    if text not in BOOLEANS:
-        raise ValueError(f"{text!r} is neither True nor False")
-    return BOOLEANS[text]
+        value = value.decode("utf-8", "surrogateescape")
+    return escape_text(value) if isinstance(value, str) else value
 
 
 class Writer(Protocol):
@@ -141,18 +88,24 @@ class Writer(Protocol):
 
 
 class CsvWriter:
-    """Comma-separated values with a header."""
+    """Comma-separated values with a header; formulas are disarmed, unless ``raw``."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], *, raw: bool = False) -> None:
         self.writer = csv.writer(file)
+        self.raw = raw
         self.has_header = False
 
     def write(self, table: Table) -> None:
         """Append rows."""
         if not self.has_header:
-            self.writer.writerow(table)
+            self.writer.writerow(table if self.raw else map(disarm, table))
             self.has_header = True
-        self.writer.writerows(zip(*table.values(), strict=True))
+        numbers = [name for name, kind in OURS.items() if kind is not str]
+        columns = [
+            values if self.raw or name in numbers else map(disarm, values)  # most columns are numbers: fast
+            for name, values in table.items()
+        ]
+        self.writer.writerows(zip(*columns, strict=True))
 
 
 class JsonWriter:
@@ -172,8 +125,8 @@ class JsonWriter:
 class ParquetWriter:
     """Parquet with typed columns: our own with their types, all others as text."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
         self.writer: Any = None
 
     def write(self, table: Table) -> None:
@@ -184,7 +137,7 @@ class ParquetWriter:
         kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
         schema = pa.schema([(name, kinds[OURS.get(name, str)]) for name in table])
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self.path, schema)
+            self.writer = pq.ParquetWriter(self.file, schema)
         typed = {
             name: values if name in OURS else [None if value is None else str(value) for value in values]
             for name, values in table.items()
@@ -206,14 +159,15 @@ def format_of(path: str) -> str:
 
 
 @contextmanager
-def table_writer(path: Path, kind: str) -> Iterator[Writer]:
-    """Open a table file for writing."""
+def table_writer(path: Path, kind: str, *, raw: bool = False) -> Iterator[Writer]:
+    """Open a table file for writing; ``raw`` leaves formulas in CSV as they are."""
     if kind == "parquet":
-        writer = ParquetWriter(path)
-        try:
-            yield writer
-        finally:
-            writer.close()
+        with path.open("wb") as binary:  # pyarrow cannot open a path that is not UTF-8
+            writer = ParquetWriter(binary)
+            try:
+                yield writer
+            finally:
+                writer.close()
         return
     with path.open("w", newline="", encoding="utf-8") as file:
-        yield CsvWriter(file) if kind == "csv" else JsonWriter(file)
+        yield CsvWriter(file, raw=raw) if kind == "csv" else JsonWriter(file)

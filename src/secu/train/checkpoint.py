@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secu.cluster.constraints import NO_LABEL
 from secu.cluster.tree import Tree
 from secu.config import Config
 from secu.data import input_shape
@@ -68,8 +69,20 @@ class Checkpoint:
         fits = _alike(method.state_dict(), self.tensors) and _alike(step.momentum(), self.momentum)
         if not fits:
             raise UserError(f"run: the model in {run.path} does not match its data and config")
+        for name, (least, limit) in _bounds(method.config, len(step.images)).items():
+            if name in self.tensors and not ((self.tensors[name] >= least) & (self.tensors[name] < limit)).all():
+                raise UserError(f"run: the checkpoint in {run.path} is damaged: {name} has values out of range")
         method.load_state_dict(dict(self.tensors))
         step.load_momentum(dict(self.momentum))
+
+
+def _bounds(config: Config, images: int) -> dict[str, tuple[int, Tensor]]:
+    """Return the least value and the limit of the tensors that are used as indices."""
+    return {
+        "clustering.labels": (NO_LABEL, torch.tensor(config.heads)),
+        "clustering.first_labels": (0, torch.tensor(config.clusters)),
+        "own_neighbors": (0, torch.tensor(images)),
+    }
 
 
 def load_method(run: Run, device: torch.device) -> Method:
@@ -92,7 +105,7 @@ def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.devic
 def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> None:
     """Load the tensors of a trained model into a method."""
     mine = select(method.state_dict(), method.trained_tensors)
-    tree = [tensors[key] for key in TREE if key in tensors]
+    tree = _tree_of(method.config, tensors, name)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE}
     if not any(key.startswith(prefix) for prefix in method.trained_tensors for key in tensors):
         raise UserError(f"run: {name} is not a model written by secu")
@@ -101,8 +114,18 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
     with torch.no_grad():
         for key, tensor in mine.items():
             tensor.copy_(tensors[key])
-    if tree:
-        method.clustering.tree = Tree(*tree)
+    if tree is not None:
+        method.clustering.tree = tree
+
+
+def _tree_of(config: Config, tensors: Mapping[str, Tensor], name: str) -> Tree | None:
+    """Return the tree of clusters in a model file, if it has one."""
+    if not any(key in tensors for key in TREE):
+        return None
+    tree = Tree(*(tensors.get(key, torch.empty(0)) for key in TREE))
+    if not tree.is_valid(config.heads):
+        raise UserError(f"run: the tree of clusters in {name} is damaged")
+    return tree
 
 
 def model_tensors(method: Method) -> dict[str, Tensor]:

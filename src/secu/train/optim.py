@@ -17,12 +17,14 @@ class LARS(torch.optim.Optimizer):
     """SGD with momentum whose step is scaled by the norm of the weights, per tensor (You et al., 2017).
 
     One-dimensional parameters (biases, batch-norm) are neither scaled nor decayed. A group with ``adapt=False`` uses
-    plain SGD. The step uses foreach operations and never synchronizes with the host, so it can be captured.
+    plain SGD. In a group with ``heads``, a tensor (H, K, D) holds H matrices, padded to the same number of rows; each
+    is scaled by the norm of its own rows, of which ``heads`` states the number. The step uses foreach operations and
+    never synchronizes with the host, so it can be captured.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float, weight_decay: float, trust: float = 1e-3):
         defaults = {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
-        super().__init__(groups, defaults)
+        super().__init__(groups, defaults | {"heads": None})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -48,8 +50,16 @@ class LARS(torch.optim.Optimizer):
         gradient = gradient + decay * weight
         if not group["adapt"]:
             return gradient
-        size = weight.norm()
-        return gradient * torch.where(size > 0, trust * size / gradient.norm().clamp(min=1e-30), 1.0)
+        size = _norm(weight, group["heads"])
+        slope = _norm(gradient, group["heads"])
+        return gradient * torch.where(size > 0, trust * size / slope.clamp(min=1e-30), 1.0)
+
+
+def _norm(values: Tensor, heads: Sequence[int] | None) -> Tensor:
+    """Return the norm of a tensor, or those of the matrices in it (H, 1, 1)."""
+    matrices = [values] if heads is None else [matrix[:rows] for matrix, rows in zip(values, heads, strict=True)]
+    norms = torch.stack([matrix.norm() for matrix in matrices])
+    return norms[0] if heads is None else norms.view(-1, 1, 1)
 
 
 def build_optimizer(
@@ -60,13 +70,15 @@ def build_optimizer(
     center_lr: Tensor,
     backbone_weights: Sequence[nn.Parameter] = (),
     backbone_lr: Tensor | None = None,
+    heads: Sequence[int] | None = None,
 ) -> torch.optim.Optimizer:
     """Return one optimizer for encoder and centers; their learning rates are read from tensors.
 
     Those of ``encoder_weights`` that are also ``backbone_weights`` may have a learning rate of their own.
 
     Weight decay also applies to the centers. They are unconstrained vectors that are normalized when used, so decay
-    keeps their effective step size on the sphere from shrinking. LARS applies plain SGD to them.
+    keeps their effective step size on the sphere from shrinking. LARS applies plain SGD to them, unless ``heads``, the
+    number of clusters of each head, is given; it then scales the step of each head by that head's norm.
     """
     apart = {id(weight) for weight in backbone_weights}
     backbone = [weight for weight in encoder_weights if id(weight) in apart]
@@ -74,7 +86,8 @@ def build_optimizer(
     rates = ((backbone, backbone_lr), (rest, encoder_lr), (center_weights, center_lr))
     groups: list[dict[str, Any]] = [{"params": weights, "lr": rate} for weights, rate in rates if weights]
     if config.name == "lars":
-        groups = [group | {"adapt": group["lr"] is not center_lr} for group in groups]
+        of_centers = {"adapt": heads is not None, "heads": heads}
+        groups = [group | of_centers if group["lr"] is center_lr else group for group in groups]
         optimizer: torch.optim.Optimizer = LARS(groups, config.momentum, config.weight_decay)
     else:
         optimizer = torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=True)

@@ -1,8 +1,8 @@
 """The place of a run: one process at a time writes there, and a new run appears only once it can be resumed.
 
-    RUN/.lock     held by the process that trains; the operating system frees it if that process dies
-    RUN/.next/    a new run without a checkpoint, next to the old one that it is to replace, if any
-    RUN/.ready/   a new run whose files are being moved into place
+    RUN/.secu.lock   held by the process that trains; the operating system frees it if that process dies
+    RUN/.next/       a new run without a checkpoint, next to the old one that it is to replace, if any
+    RUN/.ready/      a new run whose files are being moved into place
 
 Renaming ``.next`` to ``.ready`` is the moment at which the new run replaces the old one. If the process is killed
 after it, whoever opens the run next moves the remaining files.
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from secu.errors import UserError
 from secu.train.files import is_temporary, read_json, remove_leftovers
 
-LOCK = ".lock"
+LOCK = ".secu.lock"  # stays in the folder: a lock that is removed can be held twice
 NEXT = ".next"
 READY = ".ready"
 LIST = "files.json"  # in .ready: the files of the new run
@@ -75,9 +75,10 @@ def held(path: Path) -> Iterator[None]:
     finally:
         shutil.rmtree(path / NEXT, ignore_errors=True)
         with suppress(OSError):
-            if created and os.listdir(path) == [LOCK]:
+            if os.listdir(path) == [LOCK]:  # no run after all
                 (path / LOCK).unlink()
-                path.rmdir()
+                if created:
+                    path.rmdir()
         lock.release()
 
 
@@ -101,6 +102,11 @@ def _lock(path: Path) -> FileLock:
 def _in_use(path: Path) -> str:
     lock = path / LOCK
     return f"out: {path} is in use by another process ({lock} is locked); wait for it, or choose another folder"
+
+
+def is_marked(path: Path) -> bool:
+    """Return whether a folder contains, or contained, a run: it has a lock of ours."""
+    return (path / LOCK).is_file()
 
 
 def holds_files(path: Path) -> bool:

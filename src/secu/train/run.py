@@ -31,7 +31,7 @@ from torch import Tensor
 
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
-from secu.errors import UserError
+from secu.errors import UserError, shortened
 from secu.settings import flatten, merge, resolve, with_shape
 from secu.train.files import write_atomically, write_json, write_text
 from secu.train.place import (
@@ -41,12 +41,14 @@ from secu.train.place import (
     STATE,
     finish_replacement,
     holds_files,
+    is_marked,
     new_folder,
     put_in_place,
     require_unlocked,
 )
 from secu.train.records import read_known, read_metrics, read_outcome, read_record
 from secu.train.tensors import read_old_state, read_state, read_tensors, write_state, write_tensors
+from secu.yamls import read_yaml
 
 ATTEMPTS = 3  # a model and run.json may be replaced between reading one and the other
 
@@ -136,7 +138,7 @@ class Run:
         amended = self.record().get("amended", ())
         for key in ours | theirs:
             if ours.get(key) != theirs.get(key) and key not in amended:
-                change = f"{key}={theirs.get(key)}, got {key}={ours.get(key)}"
+                change = f"{key}={shortened(str(theirs.get(key)))}, got {key}={shortened(str(ours.get(key)))}"
                 raise UserError(f"resume: {self.path} was started with {change}; start a new run elsewhere")
 
     def input_shape(self) -> Shape:
@@ -163,19 +165,18 @@ class Run:
 
     @classmethod
     def _is_run(cls, path: Path) -> bool:
-        """Return whether a folder has our mark, the version in run.json; a file named config.yaml proves nothing."""
+        """Return whether a folder has our mark: a lock, or in earlier versions only the version in run.json."""
+        if is_marked(path):
+            return True
         try:
             return "secu" in cls.open(path).record().get("versions", {})
-        except UserError:
+        except UserError:  # a file named config.yaml proves nothing
             return False
 
     def config(self) -> Config:
         """Return the settings of the run."""
         path = self.folder / "config.yaml"
-        try:
-            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            raise UserError(f"run: {path} is not valid YAML") from None
+        settings = read_yaml(path, "run")
         if not isinstance(settings, dict):
             raise UserError(f"run: {path} does not contain a config")
         return resolve(settings)

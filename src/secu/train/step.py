@@ -58,13 +58,14 @@ class Step:
         encoder_weights, center_weights = method.trained_parameters()
         encoder_lr, center_lr, backbone_lr = self.rates.unbind()
         apart = [] if self.config.optim.backbone_lr is None else list(method.encoder.backbone.parameters())
+        heads = self.config.heads if self.config.centers.optimizer == "lars" else None
         self.optimizer = build_optimizer(
-            self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr
+            self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr, heads
         )
         self.generator = torch.Generator(device)
         method.generator = self.generator
         inputs = 2 if self.config.neighbors.count else 1  # of an image and its partner
-        self.feed = feed or build_feed(images, inputs * max(self.sizes), device)
+        self.feed = feed or build_feed(images, inputs * max(self.sizes), device, method.crops)
         self.compiled_call = CompiledCall() if compiled else call_directly
         # Inputs of a step other than weights; updated in place once per epoch.
         self.order = torch.zeros(len(images), dtype=torch.int64, device=device)
@@ -95,7 +96,7 @@ class Step:
             self.partners.copy_(partners)
             pairs = zip(batches, partners.split(self.sizes), strict=True)
             batches = tuple(torch.cat(pair) for pair in pairs)
-        self.feed.start(batches)
+        self.feed.start(batches, _mix(self.config.seed, number, 2))
 
     def run(self, size: int) -> None:
         """Run one step on the next ``size`` images."""

@@ -18,8 +18,8 @@ from torch import Generator, Tensor, nn
 from secu.config import AugmentConfig, Channels
 from secu.errors import UserError
 from secu.views import pixels as ops
+from secu.views.originals import CROP_TRIES, largest_crop
 
-CROP_TRIES = 10  # as in torchvision: use the first of this many random boxes that fits, else a center crop
 GAUSSIAN_REACH = 4  # in standard deviations
 SINGLE_CHANNEL_COLORS = ("brightness", "contrast")  # the color operations that also apply to gray images
 
@@ -33,6 +33,7 @@ class Augmentation(nn.Module):
         std: Standard deviation, likewise.
         channels: Number of channels of the images, 1 or 3.
         image_size: Height and width of the images. Views are squares of ``config.size``, or as large as the image.
+        cropped: Whether the inputs of ``render`` are pairs of random crops and flips already (see originals.py).
     """
 
     mean: Tensor
@@ -46,7 +47,14 @@ class Augmentation(nn.Module):
     solarize_prob: Tensor
 
     def __init__(
-        self, config: AugmentConfig, mean: Channels, std: Channels, channels: int, image_size: tuple[int, int]
+        self,
+        config: AugmentConfig,
+        mean: Channels,
+        std: Channels,
+        channels: int,
+        image_size: tuple[int, int],
+        *,
+        cropped: bool = False,
     ) -> None:
         super().__init__()
         if channels not in (1, 3):
@@ -59,6 +67,7 @@ class Augmentation(nn.Module):
                 )
         self.config = config
         self.channels = channels
+        self.cropped = cropped
         self.image_size = image_size
         self.view_size = (config.size, config.size) if config.size else image_size
         self.colors = tuple(
@@ -152,7 +161,7 @@ class Augmentation(nn.Module):
         image_height, image_width = self.image_size
         area = (config.crop_min + (1 - config.crop_min) * draws["area"]) * (image_height * image_width)
         aspect = torch.exp(math.log(config.crop_aspect) * (2 * draws["aspect"] - 1))
-        last_height, last_width = self._fallback_crop()  # the last candidate, which always fits
+        last_height, last_width = largest_crop(image_height, image_width, config.crop_aspect)  # always fits
         width = F.pad((area * aspect).sqrt().round(), (0, 1), value=last_width)
         height = F.pad((area / aspect).sqrt().round(), (0, 1), value=last_height)
         fits = (width > 0) & (width <= image_width) & (height > 0) & (height <= image_height)
@@ -163,14 +172,6 @@ class Augmentation(nn.Module):
         left = torch.where(random, draws["left"] * (image_width - width + 1), (image_width - width) / 2).floor()
         top = torch.where(random, draws["top"] * (image_height - height + 1), (image_height - height) / 2).floor()
         return left, top, left + width, top + height
-
-    def _fallback_crop(self) -> tuple[int, int]:
-        """Return height and width of the largest crop with a valid aspect ratio."""
-        height, width = self.image_size
-        aspect = self.config.crop_aspect
-        if width * aspect < height:
-            return round(width * aspect), width
-        return height, min(width, round(height * aspect))
 
     def _store_constants(self, mean: Channels, std: Channels) -> None:
         """Register constants as buffers, since a CUDA graph must not copy from the host."""
@@ -205,9 +206,9 @@ class Augmentation(nn.Module):
     def _plan_draws(self) -> None:
         """Assign each random number a position in the draw; disabled operations get none."""
         config = self.config
-        if config.crop_min < 1:
+        if config.crop_min < 1 and not self.cropped:
             self._add_draws(area=CROP_TRIES, aspect=CROP_TRIES, left=None, top=None)
-        if config.crop_min < 1 or config.flip_prob or self._reframes:
+        if (config.crop_min < 1 or config.flip_prob or self._reframes) and not self.cropped:
             self._add_draws(flip=None)
         if config.affine:
             self._add_draws(affine=6)

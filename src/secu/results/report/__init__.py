@@ -3,6 +3,7 @@
 data.py         the input of a report
 build.py        the content of the page as plain values; cards.py and truth.py compute parts of it
 layout.py       embeddings → points on a map
+limits.py       bounds on the text of the page
 thumbnails.py   pictures → sprite sheets within a byte budget
 page.py         content + template + style + scripts → one self-contained file
 template.html.j2, *.css, *.js   the source of the page

@@ -14,7 +14,8 @@ from secu.results.found import Results
 from secu.results.report.cards import KINDS, cluster_cards
 from secu.results.report.data import LOSSES, ReportData
 from secu.results.report.layout import lay_out, sample
-from secu.results.report.truth import compare_to_classes
+from secu.results.report.limits import fit_names, thin
+from secu.results.report.truth import compare_to_classes, has_truth
 from secu.results.report.values import floats, ints, number, numbers
 
 CURVES = ("largest", "smallest", "changed", "lr", "acc", "nmi", "ari")  # besides the losses
@@ -59,14 +60,16 @@ def summarize(results: Results) -> dict[str, Any]:
     }
 
 
-def picture_facts(data: ReportData, index: Sequence[int]) -> dict[str, list[Any]]:
-    """Return the metadata of each displayed picture, as columns."""
+def picture_facts(data: ReportData, index: Sequence[int]) -> dict[str, Any]:
+    """Return the metadata of each displayed picture, as columns, and the length that names were shortened to."""
     rows = np.array(index, np.int64)
     predictions = data.results.predictions
-    targets = data.results.images.targets
+    targets = data.results.images.targets if has_truth(data.results) else None
+    names, length = fit_names([data.ids[i] for i in rows])
     return {
         "index": [int(i) for i in rows],
-        "name": [data.ids[i] for i in rows],
+        "name": names,
+        "nameLength": length,
         "cluster": ints(predictions.cluster)[rows].tolist(),
         "confidence": numbers(floats(predictions.confidence)[rows], 3),
         "second": ints(predictions.second)[rows].tolist(),
@@ -86,7 +89,11 @@ def map_points(results: Results) -> dict[str, Any]:
 
 
 def curves(metrics: Sequence[Mapping[str, Any]], losses: Sequence[str] = LOSSES) -> dict[str, list[Any]]:
-    """Turn one record per epoch into one list per quantity, leaving out quantities that were never recorded."""
+    """Turn one record per epoch into one list per quantity, leaving out quantities that were never recorded.
+
+    If there are very many epochs, only every n-th is kept.
+    """
+    metrics = [metrics[i] for i in thin(len(metrics))]
     columns: dict[str, list[Any]] = {"epoch": [int(record["epoch"]) for record in metrics]}
     for name in (*losses, *CURVES):
         values = [number(float(record.get(name, math.nan)), 6) for record in metrics]

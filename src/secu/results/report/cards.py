@@ -7,10 +7,11 @@ import numpy as np
 
 from secu.methods.predictor import Predictions
 from secu.results.found import Results
+from secu.results.report.limits import MOST_COMPARED
+from secu.results.report.truth import MAIN_CLASSES, class_names
 from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of, number
 
 SIMILAR = 3  # similar clusters per card
-MAIN_CLASSES = 3  # true classes per card
 MOST_PICTURES = 9000  # maximum number of pictures on all cards
 KINDS = ("typical", "uncertain", "outlying")  # kinds of pictures on a card, in display order
 
@@ -24,13 +25,14 @@ def cluster_cards(results: Results) -> list[dict[str, Any]]:
     members = members_of(ints(predictions.cluster), len(results.centers))
     pictures = choose_pictures(predictions, outlier > 0, members)
     similar = similar_clusters(floats(results.centers), ints(predictions.cluster), ints(predictions.second))
+    names = class_names(results) if results.images.targets is not None else []
     return [
         {
             "size": len(index),
             "cohesion": mean_of(cosine, index),
             "confidence": mean_of(confidence, index),
             "outliers": int(outlier[index].sum()),
-            "classes": main_classes(results, index),
+            "classes": main_classes(results, index, names),
             "similar": similar[cluster],
             **pictures[cluster],
         }
@@ -80,8 +82,13 @@ def first_by(values: Floats, index: Ints, count: int) -> list[int]:
 def similar_clusters(
     centers_KD: Floats, cluster_N: Ints, second_N: Ints, count: int = SIMILAR
 ) -> list[list[dict[str, Any]]]:
-    """Return each cluster's nearest clusters, with the cosine of the centers and the number of second choices."""
+    """Return each cluster's nearest clusters, with the cosine of the centers and the number of second choices.
+
+    With very many clusters, none are compared.
+    """
     clusters = len(centers_KD)
+    if clusters > MOST_COMPARED:
+        return [[] for _ in range(clusters)]
     norms = np.linalg.norm(centers_KD, axis=1, keepdims=True)
     unit_KD = np.nan_to_num(centers_KD / np.where(norms > 0, norms, 1))
     cosines_KK = unit_KD @ unit_KD.T
@@ -101,11 +108,11 @@ def similar_clusters(
     ]
 
 
-def main_classes(results: Results, index: Ints) -> list[list[Any]]:
+def main_classes(results: Results, index: Ints, names: Sequence[str]) -> list[list[Any]]:
     """Return the most frequent true classes of some images, each with its count."""
     if results.images.targets is None:
         return []
     targets = ints(results.images.targets)[index]
     counts = np.bincount(targets[targets >= 0])
     best = np.argsort(-counts, kind="stable")[:MAIN_CLASSES]
-    return [[results.class_name(int(target)), int(counts[target])] for target in best if counts[target]]
+    return [[names[int(target)], int(counts[target])] for target in best if counts[target]]

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from secu.config import Config
-from secu.data import printable
+from secu.names import escape
 from secu.results.found import Results
 
 LOSSES = ("loss", "center_loss")  # of runs that do not name theirs
@@ -37,4 +37,4 @@ class ReportData:
     @cached_property
     def ids(self) -> list[str]:
         """The id of each image as in assignments.csv, which the page can read."""
-        return [printable(name) for name in self.results.ids]
+        return [escape(name) for name in self.results.ids]

@@ -2,9 +2,14 @@
 // Download: one row per image, with the edits. With very many images the page does not hold every name; the reader
 // then opens the table that does, and gets it back with the edits.
 
-/** Quote a field, and keep spreadsheets from reading it as a formula. */
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+
+/** Keep spreadsheets from reading a field as a formula; numbers stay numbers. The same as disarm in cells.py. */
+const disarm = text => (/^'*[=+\-@\t\r]/.test(text) && !NUMBER.test(text) ? `'${text}` : text);
+const rearm = text => (/^'+[=+\-@\t\r]/.test(text) ? text.slice(1) : text);
+
 function csvField(value) {
-  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  const text = disarm(String(value));
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
@@ -42,14 +47,33 @@ function readCsv(text) {
   return rows.filter(row => row.length > 1);
 }
 
+/** Shorten a name as the page's own names were; the same as shorten in limits.py. */
+function asShown(name) {
+  const letters = Array.from(name);
+  const half = pictures.nameLength / 2;
+  if (letters.length <= pictures.nameLength) return name;
+  return `${letters.slice(0, half - 1).join("")}…${letters.slice(-half).join("")}`;
+}
+
+/** Return a function from id and row to a picture; shortened names may be equal, so that the order of rows decides. */
+function pictureFinder() {
+  const places = new Map(pictures.name.map((name, number) => [name, number]));
+  if (pictures.nameLength === null) return name => places.get(name);
+  return (name, row) => (pictures.name[placeOf.get(row)] === asShown(name) ? placeOf.get(row) : undefined);
+}
+
 /** Return a table with the edits, if it belongs to this report: it must agree with what the page knows. */
 async function takeTable(file) {
   const [header = [], ...rows] = readCsv(await file.text());
   const id = header.indexOf("id");
   const cluster = header.indexOf("cluster");
-  const place = new Map(pictures.name.map((name, number) => [name, number]));
-  const list = rows.map(row => [row[id], Number(row[cluster]), isWrong(pictures.index[place.get(row[id])])]);
-  const known = list.filter(([name, number]) => pictures.cluster[place.get(name)] === number);
+  const find = pictureFinder();
+  const list = rows.map((row, number) => {
+    const name = rearm(row[id] ?? "");
+    const picture = find(name, number);
+    return [name, Number(row[cluster]), isWrong(pictures.index[picture]), pictures.cluster[picture]];
+  });
+  const known = list.filter(([, number, , expected]) => number === expected);
   const possible = list.every(([, number]) => number in clusters);
   if (!possible || known.length < pictures.name.length / 2) {
     $("table-note").hidden = false;

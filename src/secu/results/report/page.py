@@ -17,15 +17,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from secu.config import Config
+from secu.data import printable
+from secu.names import escape_text
 from secu.results.pictures import Pictures
 from secu.results.report.build import content, summarize
 from secu.results.report.data import ReportData
+from secu.results.report.limits import LONGEST_CONFIG, LONGEST_TEXT, MOST_WARNINGS, shorten
 from secu.results.report.thumbnails import LEVELS, make_sheets
 from secu.results.report.truth import has_truth
 
 BUDGET = 9_500_000  # maximum size of the file in bytes
-LEAST = 400_000  # bytes reserved for pictures, even if extremely long names use up the budget
+LEAST = 2_500_000  # bytes reserved for pictures
 NAMES = 4_000_000  # maximum total size in bytes for embedding the names of all images, for the download
+MARGIN = 300_000  # bytes for the template, with a title, warnings and facts
 FEW_PIXELS = 20  # maximum width at which pixels are drawn as squares
 STYLES = ("base.css", "sections.css")
 SCRIPTS = (  # in this order
@@ -66,16 +70,21 @@ class Report:
         style = "".join(asset(name) for name in STYLES)
         script = bundle()
         shown = dict(self.content)
-        if len(to_json([shown["ids"], shown["cluster"]]).encode()) > NAMES:
-            shown |= {"ids": None, "cluster": None}
-        used = len(style) + len(script) + len(to_json(shown).encode())
+        described = overview(self.data)
+        table = {name: shown.pop(name) for name in ("ids", "cluster")}
+        used = sum(size_of(part) for part in (style, script, to_json(shown), to_json(described["config"]))) + MARGIN
+        most = min(NAMES, BUDGET - LEAST - used)
+        long = sum(map(len, table["ids"])) > most  # encoding it only to measure it would take very long
+        size = most + 1 if long else size_of(to_json(table))
+        shown |= table if size <= most else dict.fromkeys(table)
+        used += size if size <= most else 0
         budget = max(BUDGET - used, LEAST) * 3 // 4  # base64 turns three bytes into four
         on_cards, on_map, level = make_sheets(pictures, self.on_cards, self.on_map, budget)
         shown["pixelated"] = level is LEVELS[0] and on_cards.width <= FEW_PIXELS
         shown["sheets"] = [on_cards.payload(), on_map.payload()]
         template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         return template.from_string(asset("template.html.j2")).render(
-            **overview(self.data),
+            **described,
             policy=policy(style, script),
             style=Markup(style),
             script=Markup(script),
@@ -87,16 +96,26 @@ def overview(data: ReportData) -> dict[str, Any]:
     """Return the values that the template prints."""
     config = yaml.safe_dump(data.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return {
-        "title": encodable(data.title),
+        "title": text_of(data.title),
         "summary": summarize(data.results),
-        "warnings": [encodable(warning) for warning in data.warnings],
-        "facts": {encodable(key): encodable(value) for key, value in data.facts.items()},
+        "warnings": [text_of(warning) for warning in data.warnings[:MOST_WARNINGS]],
+        "facts": {text_of(key): text_of(value) for key, value in data.facts.items()},
         "settings": settings(data.config),
-        "config": encodable(config),
+        "config": shorten(escape_text(config), LONGEST_CONFIG),
         "scores": data.results.scores,
         "seconds": duration(data.metrics[-1].get("seconds")) if data.metrics else None,
         "has_truth": has_truth(data.results),
     }
+
+
+def text_of(value: str) -> str:
+    """Return a text of bounded length that can be encoded."""
+    return shorten(printable(str(value)), LONGEST_TEXT)
+
+
+def size_of(text: str) -> int:
+    """Return the size of a text in the file in bytes."""
+    return len(text.encode())
 
 
 def settings(config: Config) -> dict[str, str]:
@@ -163,8 +182,3 @@ def to_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
     # Names that are not valid UTF-8 contain lone surrogates, which cannot be encoded, but can be escaped in JSON.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def encodable(text: str) -> str:
-    """Return text that can be encoded as UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -7,16 +7,33 @@ from scipy.optimize import linear_sum_assignment
 
 from secu.cluster.metrics import confusion
 from secu.results.found import Results
+from secu.results.report.limits import LARGEST_TRUTH, class_length, shorten
 from secu.results.report.values import Ints, ints
 
 LARGEST_TABLE = 40  # maximum number of classes or clusters for a readable confusion matrix
+MAIN_CLASSES = 3  # true classes per card
 MIX_UPS = 8  # number of most frequent confusions listed
 
 
 def has_truth(results: Results) -> bool:
-    """Return whether the true class of any image is known."""
+    """Return whether the true class of any image is known, and there are not too many classes to compare."""
     targets = results.images.targets
-    return targets is not None and bool((targets >= 0).any())
+    if targets is None or not bool((targets >= 0).any()):
+        return False
+    return _classes(results) * len(results.centers) <= LARGEST_TRUTH
+
+
+def class_names(results: Results) -> list[str]:
+    """Return the names of the true classes, shortened if they are very long."""
+    classes = _classes(results)
+    longest = class_length(classes, len(results.centers), MAIN_CLASSES)
+    return [shorten(results.class_name(row), longest) for row in range(classes)]
+
+
+def _classes(results: Results) -> int:
+    targets = results.images.targets
+    highest = -1 if targets is None else int(targets.max())
+    return max(highest + 1, len(results.images.class_names))
 
 
 def compare_to_classes(results: Results) -> dict[str, Any] | None:
@@ -35,7 +52,7 @@ def compare_to_classes(results: Results) -> dict[str, Any] | None:
         "order": order,
         "table": table[:, order].tolist() if max(table.shape) <= LARGEST_TABLE else None,
         "mixups": _mix_ups(table, match),
-        "classes": [results.class_name(row) for row in range(len(table))],
+        "classes": class_names(results),
     }
 
 
@@ -43,8 +60,7 @@ def _count(results: Results, targets_N: Ints, cluster_N: Ints) -> Ints:
     """Return how many images of each true class are in each cluster, including empty classes and clusters."""
     known = targets_N >= 0
     found = confusion(targets_N[known], cluster_N[known])
-    classes = max(len(found), len(results.images.class_names))
-    table = np.zeros((classes, len(results.centers)), np.int64)
+    table = np.zeros((_classes(results), len(results.centers)), np.int64)
     table[: found.shape[0], : found.shape[1]] = found
     return table
 

@@ -1,0 +1,104 @@
+"""Checks of the estimator's parameters: a wrong type or value is reported in one line that says what is valid."""
+
+import numbers
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from secu.errors import UserError
+
+LONGEST = 100  # characters of a value that a message repeats
+MOST_EPOCHS = 1_000_000
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if a parameter of ``SeCu`` has a wrong type or an impossible value.
+
+    What depends on other parameters or on the images is checked where it is used.
+    """
+    for name, valid, test in RULES:
+        if not test(parameters[name]):
+            raise UserError(f"{name}: {shown(parameters[name])} must be {valid}")
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return the path of a folder; raise ``UserError`` if it is not a path."""
+    if not _is_path(value):
+        raise UserError(f"{name}: {shown(value)} must be the path of a folder")
+    return Path(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, on one line and of bounded length."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an object of the user's may fail to describe itself
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    if isinstance(value, bool | np.bool_ | np.ndarray):
+        return False
+    try:
+        return least <= operator.index(value) <= most
+    except TypeError:
+        return False
+
+
+def _is_share(value: Any) -> bool:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+    return is_number and bool(0 <= value <= 1)
+
+
+def _is_seed(value: Any) -> bool:
+    return value is None or isinstance(value, np.random.RandomState) or _is_whole(value, 0, 2**32 - 1)
+
+
+def _is_path(value: Any) -> bool:
+    try:
+        path = os.fspath(value)
+    except TypeError:
+        return False
+    return isinstance(path, str) and bool(path) and "\0" not in path
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+# The name of each parameter, what is valid, and whether a value is.
+RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("n_clusters", "a whole number of at least 2", lambda value: _is_whole(value, -(2**31), 2**31)),
+    (
+        "encoder",
+        "a name such as 'scratch', 'lite0' or 'hf:NAME-OR-FOLDER', or None",
+        lambda value: value is None or (isinstance(value, str) and bool(value)),
+    ),
+    ("balance", "a number from 0 to 1, or None", lambda value: value is None or _is_share(value)),
+    ("random_state", "a whole number from 0 to 4294967295, a numpy RandomState, or None", _is_seed),
+    (
+        "epochs",
+        f"a whole number from 0 to {MOST_EPOCHS}, or None",
+        lambda value: value is None or _is_whole(value, 0, MOST_EPOCHS),
+    ),
+    (
+        "self_label",
+        "True, False or the settings of the second run",
+        lambda value: _is_switch(value) or isinstance(value, Mapping),
+    ),
+    ("device", "auto, cuda, mps or cpu", lambda value: isinstance(value, str)),
+    (
+        "settings",
+        'a dict such as {"optim.lr": 0.1}, or None',
+        lambda value: value is None or isinstance(value, Mapping),
+    ),
+    ("out", "the path of a new folder, or None", lambda value: value is None or _is_path(value)),
+    ("allow_bad", "True or False", _is_switch),
+    ("callback", "a function, or None", lambda value: value is None or callable(value)),
+    ("verbose", "0 or 1", lambda value: _is_switch(value) or _is_whole(value, 0, 2**31)),
+)
