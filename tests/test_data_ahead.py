@@ -90,7 +90,7 @@ def test_the_next_image_takes_the_place_of_one_that_cannot_be_read(two_cores):
 def test_too_many_images_that_cannot_be_read_end_the_epoch(two_cores):
     source = Slow(40)
     source.bad = {9, 10, 30}
-    with pytest.raises(UserError, match="3 of 40 images in .* cannot be read, more than 5%; the last: 30: torn"):
+    with pytest.raises(UserError, match=r"3 of 40 images in .* cannot be read, more than 5%; the last: 30: torn"):
         list(images_of(source).fetch_ahead(torch.arange(40).split(5)))
 
 
