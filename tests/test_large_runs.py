@@ -88,6 +88,14 @@ def test_a_broken_image_is_left_out_of_the_results(tmp_path):
     assert not (tmp_path / "strict" / "model.safetensors").exists()
 
 
+def test_views_are_cut_out_of_the_originals_in_shards(tmp_path):
+    whole = merge(ON_DEMAND, {"augment": {"crop_from": "original"}})
+    runs = [fitted(write(kind, tmp_path / kind), tmp_path / f"run-{kind}", whole) for kind in ("tar", "files")]
+    assert all(run.config().augment.crop_from == "original" for run in runs)
+    with pytest.raises(UserError, match="needs one file per image, or tar shards"):
+        fitted(write("parquet", tmp_path / "parquet"), tmp_path / "run", whole)
+
+
 # The rule
 
 

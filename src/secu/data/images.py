@@ -19,6 +19,7 @@ from secu.data.broken import Broken
 from secu.data.cutting import Choose
 from secu.data.decode import BadImage
 from secu.data.rows import FileRows
+from secu.data.shards import ShardSource
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
 from secu.data.strings import pick, picked_ids
@@ -124,7 +125,7 @@ class Images:
     @property
     def has_originals(self) -> bool:
         """Whether ``crops`` can be used: the originals can be read in any order, by several threads at once."""
-        return self.source is not None and (self.source.on_demand or isinstance(self.source, FileSource))
+        return self.source is not None and (self.source.on_demand or isinstance(self.source, FileSource | ShardSource))
 
     def crops(self, index: Tensor, choose: Sequence[Choose], size: int) -> Tensor:
         """Cut boxes out of the original pictures and scale them, uint8 (boxes, B, C, size, size).

@@ -95,9 +95,7 @@ class CropFeed(HostFeed):
     def __init__(self, images: Images, largest: int, device: torch.device, crops: OriginalCrops) -> None:
         super().__init__(images, 0, device)
         if not images.has_originals:
-            raise UserError(
-                "augment.crop_from: original needs one file per image, which these images do not have; use square"
-            )
+            raise UserError("augment.crop_from: original needs one file per image, or tar shards; use square")
         self.crops = crops
         shape = (VIEWS, largest, images.shape[0], crops.size, crops.size)
         self.buffer = torch.empty(shape, dtype=torch.uint8, device=device)
