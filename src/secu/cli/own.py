@@ -72,6 +72,7 @@ def fit(
     path = out or Path("runs") / name_of(source)
     before = None
     if not dry_run:
+        resume, force = Run.continued(path, resume=resume, force=force)
         Run.check_free(path, resume=resume, force=force)  # fail early, before a million files are listed
         before = Run.to_resume(path) if resume else None
         if resume and before is None:

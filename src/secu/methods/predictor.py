@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secu import collectives, processes
 from secu.data import Images
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
@@ -135,15 +136,24 @@ class Predictor(nn.Module):
             return cosines_NM
         return cosines_NM[:, self.members.to(cosines_NM.device)].amax(-1)
 
-    def embed(self, images: Images) -> Tensor:
-        """Return the unit embeddings of all images (N, D), without augmentation and in evaluation mode."""
+    def embed(self, images: Images, index_N: Tensor | None = None) -> Tensor:
+        """Return the unit embeddings of all images, or of some (N, D), without augmentation and in evaluation mode."""
         device = self.all_centers.device
+        index_N = torch.arange(len(images)) if index_N is None else index_N
         with torch.inference_mode(), evaluation_mode(self.encoder):
-            batches = [
-                self.encode(images.fetch(index_B).to(device))
-                for index_B in batches_of(torch.arange(len(images)), images)
-            ]
-        return torch.cat(batches)
+            batches = [self.encode(images.fetch(index_B).to(device)) for index_B in batches_of(index_N, images)]
+        return torch.cat(batches) if len(index_N) else self.all_centers[:0]
+
+    def embed_together(self, images: Images) -> Tensor:
+        """Return the unit embeddings of all images (N, D); if there are several processes, each computes a part.
+
+        All processes must call this. The parts consist of whole batches, so that the numbers do not depend on them.
+        """
+        batches = batches_of(torch.arange(len(images)), images)
+        world = processes.world()
+        parts = [batches[r * len(batches) // world : (r + 1) * len(batches) // world] for r in range(world)]
+        own_N = torch.cat([torch.arange(0), *parts[processes.rank()]])
+        return collectives.gather_rows(self.embed(images, own_N), [sum(map(len, part)) for part in parts])
 
     def cosines(self, images: Images) -> Tensor:
         """Return the cosine of every image to every cluster (N, K)."""
@@ -152,6 +162,10 @@ class Predictor(nn.Module):
     def predict(self, images: Images) -> Predictions:
         """Return the two best clusters of every image, in host memory."""
         return self.choose(self.cosines(images))
+
+    def predict_together(self, images: Images) -> Predictions:
+        """Return the same as ``predict``; see ``embed_together``."""
+        return self.choose(self.compare(self.embed_together(images)))
 
     def choose(self, cosines_NK: Tensor) -> Predictions:
         """Return the two best clusters for given cosines, in host memory."""

@@ -75,6 +75,8 @@ class Engine:
                 for step in self.steps:
                     step.run(size)
             after_step()
+        for step in self.steps:
+            step.equalize()
         return [step.mean_losses() for step in self.steps]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from secu import processes
 from secu.data import Images
 from secu.errors import UserError
 from secu.train.clock import Clock
@@ -40,12 +41,16 @@ def train(sessions: Sequence[Session], clock: Clock, test: Images | None = None)
                 if save_due:
                     _save(sessions, clock, interruption)
                 clock.end_epoch()
-                if clock.out_of_time:
+                if processes.agree(clock.out_of_time):
                     if not save_due:
                         _save(sessions, clock, interruption)
                     break
         except KeyboardInterrupt:
             _save(sessions, clock, interruption)
+            raise
+        except RuntimeError:
+            if processes.world() > 1:  # another process ended, and torchrun is about to end this one
+                _save(sessions, clock, interruption)
             raise
 
 

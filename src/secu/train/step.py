@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secu import collectives, processes
 from secu.data import Images
 from secu.methods.base import Method, call_directly
 from secu.train.feed import Feed, build_feed
+from secu.train.gradients import GradientSum
 from secu.train.optim import build_optimizer, learning_rates
 
 
@@ -61,10 +63,12 @@ class Step:
         self.optimizer = build_optimizer(
             self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr
         )
+        weights = [*encoder_weights, *center_weights]
+        self.gradients = GradientSum(weights) if processes.world() > 1 else None
         self.generator = torch.Generator(device)
         method.generator = self.generator
         inputs = 2 if self.config.neighbors.count else 1  # of an image and its partner
-        self.feed = feed or build_feed(images, inputs * max(self.sizes), device)
+        self.feed = feed or build_feed(images, inputs * max(map(_own_size, self.sizes)), device)
         self.compiled_call = CompiledCall() if compiled else call_directly
         # Inputs of a step other than weights; updated in place once per epoch.
         self.order = torch.zeros(len(images), dtype=torch.int64, device=device)
@@ -90,31 +94,40 @@ class Step:
         self.method.start_epoch(number, number / self.config.optim.total_epochs)
         partners = self.method.partners(order, shuffle)
         self.has_partners = partners is not None
-        batches = order.split(self.sizes)
+        batches = [batch[collectives.part_of(len(batch))] for batch in order.split(self.sizes)]
         if partners is not None:
             self.partners.copy_(partners)
-            pairs = zip(batches, partners.split(self.sizes), strict=True)
-            batches = tuple(torch.cat(pair) for pair in pairs)
+            others = [batch[collectives.part_of(len(batch))] for batch in partners.split(self.sizes)]
+            batches = [torch.cat(pair) for pair in zip(batches, others, strict=True)]
         self.feed.start(batches)
 
     def run(self, size: int) -> None:
-        """Run one step on the next ``size`` images."""
+        """Run one step on the next ``size`` images, of which every process computes a part."""
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
-        places = self.images_done + self.places[:size]
-        index_B = self.order.index_select(0, places)
-        # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
-        self.method.call = self.compiled_call if size == self.sizes[0] else call_directly
-        losses = self.method.losses(self._inputs(index_B, places), index_B)
-        values = torch.stack(list(losses.values()))
-        self.optimizer.zero_grad(set_to_none=True)
-        values.sum().backward()
+        with collectives.shared_batch(size, self.order.device) as batch:
+            places = self.images_done + self.places[batch.own]
+            index_B = self.order.index_select(0, places)
+            # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
+            self.method.call = self.compiled_call if size == self.sizes[0] else call_directly
+            losses = self.method.losses(self._inputs(index_B, places), index_B)
+            values = torch.stack(list(losses.values()))
+            self.optimizer.zero_grad(set_to_none=True)
+            self._backward(values.sum(), batch)
         self.optimizer.step()
         self.method.after_step()
         if not self.loss_names:
             self._name_losses(losses)
-        self.loss_sums += size * values.detach()
+        self.loss_sums += batch.counted * values.detach()
         self.images_done += size
         self.steps_done += 1
+
+    def _backward(self, loss: Tensor, batch: collectives.Batch) -> None:
+        """Compute the gradients of the mean loss over the whole batch."""
+        if self.gradients is None:
+            loss.backward()
+        else:
+            (batch.share * loss).backward()
+            self.gradients.finish()
 
     def _inputs(self, index_B: Tensor, places: Tensor) -> Tensor:
         """Return the inputs of a step (B, …), or those of the images and of their partners (2, B, …)."""
@@ -129,9 +142,15 @@ class Step:
         self.loss_names = tuple(losses)
         self.loss_sums = torch.zeros(len(losses), device=self.order.device)
 
+    def equalize(self) -> None:
+        """Make all processes equal if each computed the last batch as a whole: on a GPU each rounds differently."""
+        apart = self.sizes[-1] < processes.world()
+        if apart and self.order.device.type != "cpu":
+            collectives.copy_from_main({**self.method.state_dict(), **self.momentum()})
+
     def mean_losses(self) -> dict[str, float]:
-        """Return the epoch's mean losses; this synchronizes with the device."""
-        means = (self.loss_sums / len(self.images)).tolist()
+        """Return the epoch's mean losses over all processes; this synchronizes with the device."""
+        means = (collectives.add_up_all(self.loss_sums) / len(self.images)).tolist()
         return dict(zip(self.loss_names, means, strict=True))
 
     def momentum(self) -> dict[str, Tensor]:
@@ -143,6 +162,12 @@ class Step:
         """Restore the momentum of a checkpoint in place, since a captured graph may refer to the buffers."""
         for number, buffer in self.momentum().items():
             buffer.copy_(state[number])
+
+
+def _own_size(size: int) -> int:
+    """Return how many images of a batch this process computes."""
+    own = collectives.part_of(size)
+    return int(own.stop - own.start)
 
 
 class CompiledCall:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from secu.collectives import own_part, whole
 from secu.config import AugmentConfig, Channels
 from secu.errors import UserError
 from secu.views import pixels as ops
@@ -76,8 +77,12 @@ class Augmentation(nn.Module):
         return self.render(inputs, self.draw(inputs.shape[0], generator))
 
     def draw(self, batch_size: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Return all random numbers for two views of a batch: uniform in [0, 1), (2, B) or (2, B, n) each."""
-        numbers = torch.rand(2, batch_size, self._number_count, device=self.mean.device, generator=generator)
+        """Return all random numbers for two views of a batch: uniform in [0, 1), (2, B) or (2, B, n) each.
+
+        If processes share a batch, each draws the numbers of all its images and returns those of its own.
+        """
+        numbers = torch.rand(2, whole(batch_size), self._number_count, device=self.mean.device, generator=generator)
+        numbers = own_part(numbers, 1)
         return {name: numbers[..., where] for name, where in self._numbers.items()}
 
     def render(self, inputs: Tensor, draws: dict[str, Tensor]) -> Tensor:

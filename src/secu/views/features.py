@@ -3,6 +3,7 @@
 import torch
 from torch import Generator, Tensor, nn
 
+from secu.collectives import own_part, whole
 from secu.config import FeaturesConfig
 
 PART = 2**14  # vectors whose statistics are computed at a time
@@ -59,8 +60,10 @@ class FeatureViews(nn.Module):
 
     def draw(self, batch_size: int, generator: Generator) -> dict[str, Tensor]:
         """Return all random numbers for two views of a batch: uniform in [0, 1), (2, B, C)."""
-        shape = (2, batch_size, self.outputs)
-        return {"keep": torch.rand(shape, device=self.mean.device, generator=generator)} if self.dropout else {}
+        if not self.dropout:
+            return {}
+        shape = (2, whole(batch_size), self.outputs)
+        return {"keep": own_part(torch.rand(shape, device=self.mean.device, generator=generator), 1)}
 
     def render(self, inputs: Tensor, draws: dict[str, Tensor]) -> Tensor:
         """Return two views of plain vectors (B, C), or of pairs of them (2, B, C): float32 (2, B, C)."""
