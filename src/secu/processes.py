@@ -59,6 +59,16 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if _Group.world > 1 else 0
 
 
+def local_world() -> int:
+    """Return the number of processes on this machine, which share its cores."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _Group.world > 1 else 1
+
+
+def part_of(total: int) -> range:
+    """Return this process's part of ``total`` items."""
+    return range(_Group.rank * total // _Group.world, (_Group.rank + 1) * total // _Group.world)
+
+
 def start() -> None:
     """Join the process group that the environment describes: gloo for tensors on the CPU, NCCL for those on GPUs."""
     import torch
@@ -73,8 +83,12 @@ def start() -> None:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
-    agree(None)
+    """Wait until all processes have called this."""
+    if _Group.world > 1:
+        import torch
+        from torch import distributed
+
+        distributed.all_reduce(torch.zeros(1))
 
 
 def agree(value: Value) -> Value:
@@ -97,18 +111,10 @@ def one_first() -> Iterator[None]:
         return
     first = local_rank() == 0
     if not first:
-        _meet()
+        barrier()
     yield
     if first:
-        _meet()
-
-
-def _meet() -> None:
-    """Wait until every process has called this."""
-    import torch
-    from torch import distributed
-
-    distributed.all_reduce(torch.zeros(1))
+        barrier()
 
 
 def report_failure() -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from secu import processes
 from secu.apps.feature_plan import PRETRAINED
 from secu.apps.images import load_inputs
 from secu.config import Config
@@ -56,7 +57,8 @@ def embed_source(
         allow_bad=allow_bad,
         progress=(listener or Listener()).reading,
     )
-    write_atomically(output, lambda path: _write(path, kind, images))
+    if processes.is_main():
+        write_atomically(output, lambda path: _write(path, kind, images))
     return images
 
 

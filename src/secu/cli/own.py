@@ -153,13 +153,16 @@ def embed(
 def predict(
     run: RunFolder,
     source: SourceArgument,
-    output: Annotated[str, typer.Option("--output", "-o", help=".csv, .jsonl or .parquet; - prints CSV.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help=".csv, .jsonl, .parquet, or a folder/; - prints CSV.")
+    ] = "-",
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
     """Assign new images to the clusters of a run."""
     from secu.apps.console import ConsoleListener
     from secu.apps.predict import predict_source
+    from secu.apps.predict_parts import is_folder, predict_parts
     from secu.data import open_source, printable
     from secu.train.listener import Listener
     from secu.train.run import Run
@@ -168,7 +171,11 @@ def predict(
     with ConsoleListener(errors) as shown:
         quiet = output == "-" or not errors.is_terminal  # no progress bar in a table or a log
         opened = open_source(source)
-        skipped = predict_source(folder, opened, output, device, Listener() if quiet else shown)
+        listener = Listener() if quiet else shown
+        if is_folder(output):
+            skipped = predict_parts(folder, opened, Path(output), device, listener)
+        else:
+            skipped = predict_source(folder, opened, output, device, listener)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
     if skipped:
