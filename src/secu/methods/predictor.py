@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secu import collectives, processes
+from secu import processes
 from secu.data import Images
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
+from secu.processes import collectives
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 

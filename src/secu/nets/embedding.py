@@ -9,7 +9,6 @@ writes a part of its own, and the main one joins the parts.
 
 import hashlib
 import os
-import shutil
 import zlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -208,9 +207,8 @@ def _cached(work: Embedding, folder: Path) -> Rows:
 def _build(path: Path, work: Embedding, row: int) -> None:
     """Write a cache file in parts, one for each process, which stay if they are interrupted."""
     world = processes.world()
-    parts = [path.with_name(f".{path.name}.part")]
-    if world > 1:
-        parts = [path.with_name(f".{path.name}.part-{rank}-of-{world}") for rank in range(world)]
+    ends = [f"-{rank}-of-{world}" for rank in range(world)] if world > 1 else [""]
+    parts = [path.with_name(f".{path.name}.part{end}") for end in ends]
     with open(parts[processes.rank()], "ab") as file:
         _complete(file, work, row)
     processes.barrier()
@@ -224,16 +222,12 @@ def _build(path: Path, work: Embedding, row: int) -> None:
 
 def _join(parts: Sequence[Path]) -> None:
     """Append all other parts to the first one."""
-    for other in parts[1:]:
-        if not other.is_file():
-            raise UserError(f"cache: {other.parent} must be a folder that all machines share; set SECU_DATA")
+    if not all(part.is_file() for part in parts):
+        raise UserError(f"cache: {parts[0].parent} must be a folder that all machines share; set SECU_DATA")
     with open(parts[0], "ab") as file:
         for other in parts[1:]:
-            with open(other, "rb") as source:
-                shutil.copyfileobj(source, file)
+            file.write(other.read_bytes())
         os.fsync(file.fileno())
-    for other in parts[1:]:
-        other.unlink()
 
 
 def _complete(file: IO[bytes], work: Embedding, row: int) -> None:

@@ -5,25 +5,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, distributed, nn
 
-from secu.collectives import divided
+from secu.processes.collectives import divided
 
 BUCKET = 16 * 2**20  # bytes of gradients that are added up at a time
 
 
 class Exchange:
-    """Sums of some gradients, in progress."""
+    """Sums of some tensors over all processes, in progress."""
 
-    def __init__(self, gradients: Sequence[Tensor]) -> None:
-        self.gradients = gradients
-        self.flat = torch.cat([gradient.flatten() for gradient in gradients])
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.flat = torch.cat([tensor.flatten() for tensor in tensors])
         self.work = distributed.all_reduce(self.flat, async_op=True)
 
     def finish(self) -> None:
         """Wait for the sums and store them."""
         self.work.wait()
-        parts = self.flat.split([gradient.numel() for gradient in self.gradients])
-        for gradient, part in zip(self.gradients, parts, strict=True):
-            gradient.copy_(part.view(gradient.shape))
+        parts = self.flat.split([tensor.numel() for tensor in self.tensors])
+        for tensor, part in zip(self.tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 class GradientSum:
@@ -49,7 +49,12 @@ class GradientSum:
 
     def _reset(self) -> None:
         self.missing = [len(bucket) for bucket in self.buckets]
-        self.started: list[Exchange | None] = []
+        self.started: list[Exchange] = []
+        self.values = torch.zeros(0)
+
+    def begin(self, values: Tensor) -> None:
+        """Prepare for a backward pass; ``values`` are added up along with the first bucket, in place."""
+        self.values = values
 
     def _ready(self, weight: Tensor) -> None:
         """Start the exchange of every bucket that is complete, in the same order in every process."""
@@ -61,8 +66,9 @@ class GradientSum:
 
     @torch.no_grad()
     def _start(self, bucket: list[nn.Parameter]) -> None:
-        gradients = [weight.grad for weight in bucket if weight.grad is not None]
-        self.started.append(Exchange(gradients) if gradients else None)
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
+        first = [] if self.started else [self.values]
+        self.started.append(Exchange(first + gradients))
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -71,6 +77,5 @@ class GradientSum:
             for bucket in self.buckets[len(self.started) :]:
                 self._start(bucket)
             for exchange in self.started:
-                if exchange is not None:
-                    exchange.finish()
+                exchange.finish()
         self._reset()

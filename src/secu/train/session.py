@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 import secu
-from secu import collectives, processes
+from secu import processes
 from secu.cluster.metrics import score_known
 from secu.config import Config
 from secu.data import Images
 from secu.errors import UserError
 from secu.methods import Conclusion, build_method
+from secu.processes import collectives
 from secu.settings import flatten
 from secu.train.checkpoint import Checkpoint, load_method, load_tensors, model_tensors, select
 from secu.train.clock import Clock
@@ -97,6 +98,11 @@ class Session:
         self.method.prepare(self.images, first, resumed=resumed)
         if (inputs := self.method.inputs()) is not None:
             self.step.feed = ResidentFeed(inputs)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number of complete epochs, and of steps in the epoch in progress if the run is resumed in its middle."""
+        return self.epochs_done, self.step.steps_resumed
 
     @property
     def finished(self) -> bool:
@@ -185,6 +191,11 @@ class Session:
     def remember(self) -> None:
         """Copy the state after an epoch, so that an interrupted epoch does not corrupt the checkpoint."""
         self.last = Checkpoint.take(self.method, self.step, self.epochs_done, self.seconds)
+
+    def remember_middle(self, clock: Clock) -> None:
+        """Copy the state between two steps of an epoch."""
+        seconds = self.seconds_before + clock.elapsed
+        self.last = Checkpoint.take(self.method, self.step, self.epochs_done, seconds, in_epoch=True)
 
     def save(self) -> None:
         """Write the best model, then the last checkpoint; resuming needs both. A new run replaces the old one now."""

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from secu.collectives import own_part, whole
 from secu.config import AugmentConfig, Channels
 from secu.errors import UserError
+from secu.processes.collectives import own_part, whole
 from secu.views import pixels as ops
 
 CROP_TRIES = 10  # as in torchvision: use the first of this many random boxes that fits, else a center crop

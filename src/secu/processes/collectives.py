@@ -38,13 +38,6 @@ class Batch:
         """Weight of this process's mean in the mean over the batch."""
         return self.sizes[processes.rank()] / self.total if self.sizes else 1.0
 
-    @property
-    def counted(self) -> float:
-        """Number of images that this process contributes to sums over all processes."""
-        if self.sizes:
-            return self.sizes[processes.rank()]
-        return self.total if processes.is_main() else 0
-
 
 class _Current:
     """The divided batch that is being computed; None if there is none."""
@@ -165,15 +158,6 @@ def _gather(values: Tensor) -> Tensor:
     everything = values.new_empty(processes.world(), *values.shape)
     distributed.all_gather(list(everything.unbind()), values.contiguous())
     return everything
-
-
-def add_up_all(values: Tensor) -> Tensor:
-    """Return the sum of values over all processes, outside of a batch."""
-    if processes.world() == 1:
-        return values
-    total = values.clone()
-    distributed.all_reduce(total)
-    return total
 
 
 def gather_rows(rows: Tensor, sizes: Sequence[int]) -> Tensor:
