@@ -1,7 +1,7 @@
 """Tiny runs that are trained by one process and by several, for test_processes.py, which runs this file."""
 
-import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from feature_runs import blobs
+from feature_runs import blobs, use_quarters
 from secu import processes
+from secu.cli import app
 from secu.config import Config
 from secu.data import Images
 from secu.settings import load_config
@@ -87,12 +88,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(world: int, words: list[str], **environment: str) -> list[subprocess.Popen[str]]:
+def start(world: int, *words: str) -> list[subprocess.Popen[str]]:
     """Start processes as torchrun does."""
     port = str(free_port())
     common = {
         **os.environ,
-        **environment,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "WORLD_SIZE": str(world),
@@ -101,6 +101,8 @@ def start(world: int, words: list[str], **environment: str) -> list[subprocess.P
         "TORCHELASTIC_RUN_ID": "test",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
+    if world == 1:
+        del common["TORCHELASTIC_RUN_ID"]
     pipe = subprocess.PIPE
     return [
         subprocess.Popen(
@@ -109,22 +111,49 @@ def start(world: int, words: list[str], **environment: str) -> list[subprocess.P
             stdout=pipe,
             stderr=pipe,
             text=True,
+            cwd=Path(__file__).parent,
         )
         for rank in range(world)
     ]
 
 
-def main(folder: Path, first: Path, names: list[str]) -> None:
-    """Train cases as one of several processes, and store what this one has at the end."""
-    torch.set_num_threads(1)
-    exactly()
-    processes.start()
-    for name in names:
-        session = run_case(name, folder, first)
+def run_job(job: str, folder: Path, first: Path) -> None:
+    """Do a job in a folder: ``CASE``, ``stop:CASE`` after one epoch, ``resume:CASE``, ``embed``, or ``secu …``."""
+    kind, _, name = job.rpartition(":")
+    if job == "embed":
+        embed(folder)
+    elif job.startswith("secu "):
+        app(shlex.split(job)[1:], standalone_mode=False)
+    else:
+        options = {"stop": {"time_limit": 0.0}, "resume": {"resume": True}}.get(kind, {})
+        session = run_case(name, folder, first, **options)
         states = {key: tensor.clone() for key, tensor in states_of(session).items()}
         torch.save(states, folder / f"{name}-{processes.rank()}.pt")
-    done = {"rank": processes.rank(), "world": processes.world()}
-    print(json.dumps(done))
+
+
+def embed(folder: Path) -> None:
+    """Write features of pictures, which are computed by a network that stands in for a pretrained one."""
+    import pytest
+
+    from secu.apps.embed import embed_source
+    from secu.data import open_source
+
+    with pytest.MonkeyPatch.context() as patch:
+        net = use_quarters(patch)
+        patch.setattr("secu.apps.embed.require_extra", lambda name: None)
+        embed_source(open_source(str(folder.parent / "pictures")), folder / "features.npy", device="cpu")
+    (folder / f"embedded-{processes.rank()}").write_text(str(net.seen))
+
+
+def main(folder: Path, first: Path, jobs: list[str]) -> None:
+    """Do jobs as one of several processes, or as the only one."""
+    torch.set_num_threads(1)
+    exactly()
+    if processes.launched():
+        processes.start()
+    os.environ["SECU_DATA"] = str(folder / "data")
+    for job in jobs:
+        run_job(job, folder, first)
 
 
 if __name__ == "__main__":
