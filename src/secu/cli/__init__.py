@@ -76,7 +76,15 @@ def _watch_signals() -> list[int]:
     return received
 
 
+def _ignore_signals() -> None:
+    """Ignore signals while the program ends: torchrun sends one to every process when one of them fails."""
+    if processes.world() > 1:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _report_interruption(received: list[int]) -> None:
+    _ignore_signals()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     if not processes.is_main() or processes.failed_elsewhere():
@@ -90,6 +98,7 @@ def _report_interruption(received: list[int]) -> None:
 
 def _fail(error: Exception) -> NoReturn:
     """Print an error as one line and exit."""
+    _ignore_signals()
     if options.debug:
         raise error
     code = 2

@@ -73,13 +73,18 @@ def start() -> None:
     """Join the process group that the environment describes: gloo for tensors on the CPU, NCCL for those on GPUs."""
     import torch
     from torch import distributed
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
     cuda = torch.cuda.is_available()
     if cuda and int(os.environ.get("LOCAL_RANK", "0")) < torch.cuda.device_count():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # the device named "cuda" from here on
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=LONGEST_WAIT)
-    _Group.rank = distributed.get_rank()
-    _Group.world = distributed.get_world_size()
+    store, number, world = next(rendezvous("env://", timeout=LONGEST_WAIT))
+    # torchrun may keep its store when it restarts the processes; the addresses of the dead ones are still in there.
+    store = PrefixStore(f"secu-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    distributed.init_process_group(backend, store=store, rank=number, world_size=world, timeout=LONGEST_WAIT)
+    _Group.rank = number
+    _Group.world = world
 
 
 def barrier() -> None:
