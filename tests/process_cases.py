@@ -120,6 +120,9 @@ def start(world: int, *words: str) -> list[subprocess.Popen[str]]:
 def run_job(job: str, folder: Path, first: Path) -> None:
     """Do a job in a folder: ``CASE``, ``stop:CASE`` after one epoch, ``resume:CASE``, ``embed``, or ``secu …``."""
     kind, _, name = job.rpartition(":")
+    if kind in ("stop", "resume"):
+        folder = folder / "stopped"
+        folder.mkdir(exist_ok=True)
     if job == "embed":
         embed(folder)
     elif job.startswith("secu "):

@@ -109,7 +109,7 @@ class Predictor(nn.Module):
         self.encoder = encoder
         self.temperature = temperature
         self.front = front.to(centers_MD.device) if front is not None else None
-        self.register_buffer("all_centers", centers_MD)
+        self.register_buffer("all_centers", centers_MD.clone())  # a part of all heads' would be pickled with the rest
         self.register_buffer("members", None if groups is None else members_of(groups).to(centers_MD.device))
 
     @property
