@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from secu.cluster.clustering import Clustering
 from secu.config import Config, EncoderConfig
-from secu.nets.backbones import BasicBlock, Bottleneck, ResNet, SmallNet, ViewNorm, build_backbone, stem
+from secu.nets.backbones import BasicBlock, Bottleneck, ResNet, SmallNet, build_backbone, stem
 from secu.nets.encoder import Encoder, projection
+from secu.nets.norm import ViewNorm
 from secu.registry import BACKBONES
 
 TABLE_1 = [  # layers of projection and prediction, parameters in millions

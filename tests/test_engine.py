@@ -19,7 +19,7 @@ from secu.data import Images
 from secu.errors import UserError
 from secu.methods import Method, build_method
 from secu.methods.selflabel import SelfLabeling
-from secu.nets.backbones import ViewNorm
+from secu.nets.norm import ViewNorm
 from secu.settings import load_config, with_shape
 from secu.train.checkpoint import Checkpoint
 from secu.train.engine import Engine, choose_engine, fastest_convolutions

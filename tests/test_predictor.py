@@ -1,11 +1,13 @@
 """What a trained model is used for: embeddings, the two best clusters, confidence and outliers."""
 
 import math
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from feature_runs import use_quarters
 from secu.data import Images
 from secu.methods import Method, predictor
 from secu.methods.predictor import (
@@ -17,7 +19,8 @@ from secu.methods.predictor import (
     evaluation_mode,
     outlier_limits,
 )
-from secu.settings import load_config
+from secu.nets.front import Front
+from secu.settings import load_config, resolve
 from small_runs import CPU, digits, trained
 
 IMAGES = 120
@@ -150,3 +153,24 @@ def test_fewer_large_images_are_held_at_once(side, most, most_on_a_gpu):
 def test_features_come_in_full_batches():
     parts = batches_of(torch.arange(9000), Images(torch.zeros(9000, 7)), CPU)
     assert [len(part) for part in parts] == [4096, 4096, 808]
+
+
+def test_a_pickled_predictor_is_as_small_as_its_weights_and_predicts_the_same(method):
+    trained_model = method.predictor()
+    content = pickle.dumps(trained_model)
+    weights = sum(tensor.nbytes for tensor in (*trained_model.parameters(), *trained_model.buffers()))
+    assert len(content) < weights + 32_000
+    images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(pickle.loads(content)(images), trained_model(images))
+
+
+def test_a_pickled_front_is_without_its_network(monkeypatch):
+    use_quarters(monkeypatch)
+    front = Front(resolve({"encoder": {"backbone": "lite0", "trainable": "nothing"}}), 3)
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = front(images)
+    again = pickle.loads(pickle.dumps(front))
+    assert front.network is not None
+    assert again.network is None
+    assert torch.equal(again(images), expected)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import secu
+from secu import processes
 from secu.apps.feature_plan import PRETRAINED
 from secu.apps.images import load_inputs
 from secu.config import Config
@@ -59,7 +60,8 @@ def embed_source(
         allow_bad=allow_bad,
         progress=(listener or Listener()).reading,
     )
-    write_atomically(output, lambda path: _write(path, kind, images))
+    if processes.is_main():
+        write_atomically(output, lambda path: _write(path, kind, images))
     return images
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from secu import processes
 from secu.config import Config
 from secu.data import Images, Known
 from secu.errors import UserError, nearest
@@ -39,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """Outcome of a run; ``results`` is None if the time limit was reached first."""
+    """Outcome of a run; ``results`` is None if the time limit was reached first, and in all but the main process."""
 
     run: Run
     epochs_done: int
@@ -112,13 +113,13 @@ def run_together(
     for request in requests:
         Run.check_free(request.out, force=force, resume=resume)
     with ExitStack() as locks:
-        for request in requests:
+        for request in requests if processes.is_main() else ():
             locks.enter_context(held(request.out))
             Run.check_start(request.out, request.config, force=force, resume=resume)
         sessions = _open_sessions(requests, images, command, options.get("device", "auto"), resume=resume)
         for session in sessions:
             session.begin(force=force)
-            if known:
+            if known and processes.is_main():
                 write_json(session.run.folder / "images.json", known)
         train(sessions, clock, test)
         return [_finish(session, test, report=options.get("report", True)) for session in sessions]
@@ -157,9 +158,14 @@ def _finish(session: Session, test: Images | None, *, report: bool) -> Finished:
     if not session.finished:
         session.listener.ended()
         return Finished(run, session.epochs_done, session.seconds, None)
-    session.conclude(test)
+    if processes.is_main():
+        session.conclude(test)
     session.listener.busy("assigning all images")
-    results = find_results(run, session.method.predictor(), session.images)
+    predictor = session.method.predictor()
+    embeddings_ND = predictor.embed_together(session.images)
+    if not processes.is_main():
+        return Finished(run, session.epochs_done, session.seconds, None)
+    results = find_results(run, predictor, session.images, embeddings_ND)
     write_results(run, results, pictures=report, busy=session.listener.busy)
     for warning in results.warnings:
         session.listener.warned(warning)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from secu import processes
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.errors import UserError
 from secu.methods.predictor import Predictions, batch_size, best_two
@@ -45,6 +46,8 @@ def predict_source(
         listener: Receives progress.
         raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
     """
+    if processes.world() > 1:
+        raise UserError(f"output: several processes write a folder, for example out/, got {output!r}")
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
@@ -83,12 +86,21 @@ class Stream:
             self.predictor.front.load()  # raises here if its weights are missing
         self.limits = limits_of(run)
         self.skipped = list(source.skipped)
+        self.done = 0
+        self.total = len(source)  # images that are counted as progress
 
     def write(self, writer: Writer) -> None:
-        """Write the table, overlapping reading, prediction and writing of successive batches."""
+        """Write the table of all images."""
+        self.write_part(writer)
+        total = len(self.source.ids)
+        if len(self.skipped) == len(self.source.skipped) + total:
+            raise UserError(f"source: none of the {total} images in {self.source.name} can be read")
+
+    def write_part(self, writer: Writer, part: range | None = None) -> None:
+        """Write the table of a part of the images, overlapping reading, prediction and writing of batches."""
         waiting: deque[tuple[list[int], Predictions, torch.cuda.Event | None]] = deque()
         decoding = needs_decoding(self.source, self.shape, self.values)  # decoding already runs in threads
-        batches = self._batches() if decoding else ahead(self._batches())
+        batches = self._batches(part) if decoding else ahead(self._batches(part))
         with torch.inference_mode(), closing(batches):
             for numbers, pixels in batches:
                 waiting.append((numbers, *self._predict(pixels)))
@@ -96,9 +108,6 @@ class Stream:
                     self._write_one(writer, *waiting.popleft())
             while waiting:
                 self._write_one(writer, *waiting.popleft())
-        total = len(self.source.ids)
-        if len(self.skipped) == len(self.source.skipped) + total:
-            raise UserError(f"source: none of the {total} images in {self.source.name} can be read")
 
     def _predict(self, pixels: Tensor) -> tuple[Predictions, torch.cuda.Event | None]:
         """Run the model; on CUDA results are copied asynchronously, and the event is recorded after the copy."""
@@ -119,13 +128,17 @@ class Stream:
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
         writer.write(make_table([self.source.ids[i] for i in numbers], found, outlier, columns))
 
-    def _batches(self) -> Generator[Batch]:
-        done = 0
-        with closing(decoded_in_batches(self.source, self.shape, self.values, self.batch)) as batches:
+    def write_nothing(self, writer: Writer) -> None:
+        """Write a table without rows."""
+        nothing = best_two(torch.zeros(0, len(self.limits)), 1.0)
+        self._write_one(writer, [], nothing, None)
+
+    def _batches(self, part: range | None) -> Generator[Batch]:
+        with closing(decoded_in_batches(self.source, self.shape, self.values, self.batch, part)) as batches:
             for numbers, pixels, bad in batches:
                 self.skipped += [(self.source.ids[i], image.reason) for i, image in bad]
-                done += len(numbers) + len(bad)
-                self.listener.reading(done, len(self.source.ids))
+                self.done += len(numbers) + len(bad)
+                self.listener.reading(self.done, self.total)
                 if numbers:
                     images = torch.from_numpy(pixels)
                     yield numbers, images.pin_memory() if self.device.type == "cuda" else images

@@ -13,6 +13,7 @@ from secu.config import Config
 from secu.data import remember, require_all
 from secu.errors import UserError
 from secu.settings import load_config, parse_overrides
+from secu.train.checkpoint import Checkpoint
 from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.run import Run
@@ -81,8 +82,8 @@ def repeat(
     configs = [load_config(recipe, [*overrides, f"seed={seed}"]) for seed in seeds]
     places = {config.seed: out / f"seed-{config.seed}" for config in configs}
     waiting = [config for config in configs if not _is_finished(config, places[config.seed])]
-    # Only seeds that have completed the same number of epochs can be resumed side by side.
-    for _, group in groupby(waiting, lambda config: _epochs_done(places[config.seed])):
+    # Only seeds that have completed the same number of steps can be resumed side by side.
+    for _, group in groupby(waiting, lambda config: _place(places[config.seed])):
         rest = iter(group)
         while batch := list(islice(rest, together)):
             requests = [
@@ -103,9 +104,9 @@ def _is_finished(config: Config, path: Path) -> bool:
     return run.finished and (path / "report.html").is_file()
 
 
-def _epochs_done(path: Path) -> int:
+def _place(path: Path) -> tuple[int, int]:
     run = Run(path)
-    return int(run.load_state()["epochs_done"]) if run.has_checkpoint() else 0
+    return Checkpoint.load(run).place if run.has_checkpoint() else (0, 0)
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 A user error prints one line to stderr and exits with code 2. Ctrl-C exits with code 130, SIGTERM with 143 and SIGHUP
 with 129, after whatever can be saved is saved. Anything else is a bug and exits with code 1; ``--debug`` shows the
-traceback.
+traceback. Of several processes that torchrun started, only the main one prints; an error names the process that failed.
 """
 
 import contextlib
@@ -14,8 +14,9 @@ from typing import NoReturn
 
 import typer
 
+from secu import processes
 from secu.cli import experiments, own
-from secu.cli.app import app, options, parse_time
+from secu.cli.app import app, options, parse_time, show_only_errors
 from secu.errors import UserError, shortened
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
@@ -43,6 +44,9 @@ def main() -> NoReturn:
     received = _watch_signals()
     code: object = 0
     try:
+        if processes.launched():
+            processes.start()
+            show_only_errors(processes.is_main())
         code = app(prog_name="secu", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -72,9 +76,19 @@ def _watch_signals() -> list[int]:
     return received
 
 
+def _ignore_signals() -> None:
+    """Ignore signals while the program ends: torchrun sends one to every process when one of them fails."""
+    if processes.world() > 1:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _report_interruption(received: list[int]) -> None:
+    _ignore_signals()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
+    if not processes.is_main() or processes.failed_elsewhere():
+        return
     what = "interrupted" if not received or received[0] == signal.SIGINT else "terminated"
     how = RESUMED_BY.get(options.command)
     message = f"secu: {what}; {how} continues after the last complete epoch, if any" if how else f"secu: {what}"
@@ -84,6 +98,7 @@ def _report_interruption(received: list[int]) -> None:
 
 def _fail(error: Exception) -> NoReturn:
     """Print an error as one line and exit."""
+    _ignore_signals()
     if options.debug:
         raise error
     code = 2
@@ -92,11 +107,21 @@ def _fail(error: Exception) -> NoReturn:
         message = _with_value(error.format_message(), error)
     elif _is_out_of_memory(error):
         message = "out of memory: lower optim.batch_size or data.image_size, use fewer images, or close other programs"
+    elif processes.world() > 1 and _is_disconnected(error):
+        code = 1
+        message = "another process ended"
     elif not isinstance(error, UserError | OSError):
         code = 1
         message = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
-    print(f"secu: {shortened(' '.join(message.split()), LONGEST_MESSAGE)}", file=sys.stderr)
+    who = f"rank {processes.rank()}: " if processes.world() > 1 else ""
+    if processes.report_failure():  # otherwise this process fails because another one did
+        print(f"secu: {who}{shortened(' '.join(message.split()), LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
     raise SystemExit(code)
+
+
+def _is_disconnected(error: Exception) -> bool:
+    """Return whether a collective operation failed, which is how a process learns that another one ended."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in ("gloo", "NCCL", "Connection"))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,6 +1,7 @@
 """Shared by all commands: the Typer app, its consoles and common options."""
 
 import io
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from secu import __version__
+from secu import __version__, processes
 from secu.errors import UserError, nearest
 from secu.names import HANDLER
 
@@ -35,13 +36,25 @@ class Commands(TyperGroup):
         options.command = args[0]
         if not args[0].startswith("-") and args[0] not in self.commands:
             raise UserError(f"command: unknown {args[0]!r}; {nearest(args[0], self.commands)}")
+        if processes.world() > 1 and args[0] in self.commands and args[0] not in SHARED:
+            shared = ", ".join(SHARED)
+            raise UserError(f"command: {args[0]} runs in one process; start it without torchrun, which is for {shared}")
         return super().resolve_command(ctx, args)
 
 
+SHARED = ("train", "fit", "selflabel", "evaluate", "embed", "predict")  # commands that several processes can share
 options = Options()
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 console = Console(highlight=False, markup=False)  # a path may contain [brackets]
 errors = Console(stderr=True, highlight=False, markup=False)
+
+
+def show_only_errors(main: bool) -> None:
+    """Silence all output but the last line of a failing process, unless this is the main process."""
+    if not main:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        console.quiet = True
+        errors.quiet = True
 
 
 def _set_debug(wanted: bool) -> None:

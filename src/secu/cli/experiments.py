@@ -60,6 +60,9 @@ def train(
     from secu.apps.console import ConsoleListener
     from secu.apps.pipeline import Request
     from secu.apps.recipe import run_recipes
+    from secu.train.run import Run
+
+    resume, force = Run.continued(path, resume=resume, force=force)
 
     with ConsoleListener(console) as listener:
         request = Request(config, path, listener)
@@ -135,6 +138,7 @@ def selflabel(
         settings = merge(settings, {"selflabel": {"keep_best": False}})
     named = run if run.name not in ("", "..") else run.resolve()
     path = out or named.with_name(f"{named.name}-selflabel")
+    resume, force = Run.continued(path, resume=resume, force=force)
     with ConsoleListener(console, notes=errors) as listener:
         finished = self_label(
             Run.open(run),
@@ -193,7 +197,7 @@ def evaluate(
         raise UserError(f"split: {split!r} is only valid for named data sets; these images have no splits")
     with ConsoleListener(errors) as listener:
         images = images_of(folder, listener, split, data)
-    found = load_predictor(folder, choose_device(device)).predict(images)
+    found = load_predictor(folder, choose_device(device)).predict_together(images)
     sizes = found.cluster.bincount(minlength=folder.config().clusters)
     scores = score_known(images.targets, found.cluster)
     table = Table("images", "ACC", "NMI", "ARI", "largest", "smallest")

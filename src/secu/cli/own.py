@@ -73,6 +73,7 @@ def fit(
     path = out or Path("runs") / name_of(source)
     before = None
     if not dry_run:
+        resume, force = Run.continued(path, resume=resume, force=force)
         Run.check_free(path, resume=resume, force=force)  # fail early, before a million files are listed
         before = Run.to_resume(path) if resume else None
         if resume and before is None:
@@ -155,7 +156,9 @@ def embed(
 def predict(
     run: RunFolder,
     source: SourceArgument,
-    output: Annotated[str, typer.Option("--output", "-o", help=".csv, .jsonl or .parquet; - prints CSV.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help=".csv, .jsonl, .parquet, or a folder/; - prints CSV.")
+    ] = "-",
     raw: Annotated[
         bool, typer.Option("--raw", help="CSV for programs: without ' before text that a spreadsheet would evaluate.")
     ] = False,
@@ -165,6 +168,7 @@ def predict(
     """Assign new images to the clusters of a run."""
     from secu.apps.console import ConsoleListener
     from secu.apps.predict import predict_source
+    from secu.apps.predict_parts import is_folder, predict_parts
     from secu.data import open_source, printable
     from secu.train.listener import Listener
     from secu.train.run import Run
@@ -173,7 +177,11 @@ def predict(
     with ConsoleListener(errors) as progress:
         quiet = output == "-" or not errors.is_terminal  # no progress bar in a table or a log
         opened = open_source(source)
-        skipped = predict_source(folder, opened, output, device, Listener() if quiet else progress, raw=raw)
+        listener = Listener() if quiet else progress
+        if is_folder(output):
+            skipped = predict_parts(folder, opened, Path(output), device, listener)
+        else:
+            skipped = predict_source(folder, opened, output, device, listener, raw=raw)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
     if skipped:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from secu.cluster.losses import at_label
 from secu.config import CentersConfig
+from secu.processes import collectives
 from secu.registry import CENTERS
 
 
@@ -32,7 +33,7 @@ class Centers(nn.Module):
         """Discard the state that belongs to a single epoch."""
 
     def update(self, embeddings_SBD: Tensor, log_p_SBHK: Tensor, labels_BH: Tensor) -> None:
-        """Move the centers after a batch has been assigned."""
+        """Move the centers after a batch, or this process's part of it, has been assigned."""
 
 
 class GradientCenters(Centers):
@@ -66,7 +67,10 @@ class ClosedFormCenters(Centers):
         """Add the batch to the sums and project them onto the sphere."""
         weighted_BHD = torch.einsum("sbh,sbd->bhd", self._weights(at_label(log_p_SBHK, labels_BH)), embeddings_SBD)
         dim = weighted_BHD.shape[-1]
-        self.sums.scatter_add_(1, labels_BH.T[..., None].expand(-1, -1, dim), weighted_BHD.transpose(0, 1))
+        sums_HKD = torch.zeros_like(self.sums) if collectives.divided() else self.sums
+        sums_HKD.scatter_add_(1, labels_BH.T[..., None].expand(-1, -1, dim), weighted_BHD.transpose(0, 1))
+        if collectives.divided():
+            self.sums.add_(collectives.add_up(sums_HKD))
         seen_HK1 = self.sums.norm(dim=-1, keepdim=True) > 0
         self.weight.copy_(torch.where(seen_HK1, F.normalize(self.sums, dim=-1, eps=1e-30), self.weight))
 

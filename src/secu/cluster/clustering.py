@@ -13,6 +13,7 @@ from secu.cluster.constraints import NO_LABEL, build_constraint
 from secu.cluster.losses import PADDING, cross_entropy, log_probabilities, secu_loss, soft_label_loss
 from secu.cluster.tree import Tree
 from secu.config import Config
+from secu.processes import collectives
 
 
 class Clustering(nn.Module):
@@ -75,8 +76,7 @@ class Clustering(nn.Module):
 
         previous_BH = self.labels[index_B]
         labels_BH = self.assign(cosines_SBHK.detach().mean(0), previous_BH)
-        self.constraint.update(labels_BH, previous_BH)
-        self.labels[index_B] = labels_BH
+        self._learn(index_B, labels_BH, previous_BH)
 
         log_p_SBHK = log_probabilities(cosines_SBHK, self.mask, settings.center_temperature)
         if settings.name == "ce":
@@ -91,6 +91,12 @@ class Clustering(nn.Module):
         old_log_p_SBHK = log_probabilities(old_cosines_SBHK, self.mask, settings.temperature)
         loss = soft_label_loss(old_log_p_SBHK, hard_BH, settings.hard_label_weight)
         return {"loss": loss, "center_loss": center_loss}
+
+    def _learn(self, index_B: Tensor, labels_BH: Tensor, previous_BH: Tensor) -> None:
+        """Update constraint and label memory with the labels of the whole batch, the same way in every process."""
+        index_G, labels_GH, previous_GH = collectives.gather(index_B, labels_BH, previous_BH)
+        self.constraint.update(labels_GH, previous_GH)
+        self.labels[index_G] = labels_GH
 
     def assign(self, cosines_BHK: Tensor, previous_BH: Tensor) -> Tensor:
         """Return labels for cosines averaged over the views of a batch.

@@ -8,6 +8,8 @@ exactly zero. PADDING is finite because 0 · (−∞) would make the loss NaN.
 import torch
 from torch import Tensor
 
+from secu.processes import collectives
+
 PADDING = 1e4
 
 
@@ -61,7 +63,10 @@ def balanced_cross_entropy(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
     Each row of targets sums to 1, or to 0 for an image without a target. A target is divided by the total of its
     cluster over the batch. A cluster whose total is less than one image has proportionally less weight. If no image has
     a target, the loss is 0.
+
+    If processes share the batch, totals are those of all of them, and so is the mean of their losses.
     """
-    counts_K = targets_BK.sum(0)
+    counts_K = collectives.add_up(targets_BK.sum(0))
     weights_BK = targets_BK / counts_K.clamp(min=1)
-    return -(weights_BK * torch.log_softmax(logits_BK, -1)).sum() / counts_K.clamp(max=1).sum().clamp(min=1)
+    loss = -(weights_BK * torch.log_softmax(logits_BK, -1)).sum() / counts_K.clamp(max=1).sum().clamp(min=1)
+    return loss * (collectives.whole(len(logits_BK)) / len(logits_BK)) if collectives.divided() else loss

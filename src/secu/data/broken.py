@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from secu import processes
 from secu.data.decode import BadImage
 from secu.data.source import Skipped, Source
 from secu.data.text import printable
@@ -66,6 +67,11 @@ class Broken:
 
     def _described(self, i: int) -> str:
         return f"{printable(self.source.ids[i])}: {self.reasons[i]}"
+
+    def share(self) -> None:
+        """Learn which images the other processes could not read; all processes must call this."""
+        for reasons in processes.collect(self.reasons):
+            self.reasons |= reasons
 
     def new(self) -> list[Skipped]:
         """Return id and reason of the broken images that this method has not returned before."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from secu import processes
 from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
@@ -106,7 +107,8 @@ def load_images(
     if strict or not source.cacheable:
         stored = _in_memory(source, shape, values, strict, progress)
     else:
-        stored = cached(source, shape, values, Path(cache or default_cache()), progress)
+        with processes.one_first():
+            stored = cached(source, shape, values, Path(cache or default_cache()), progress)
     images = combine(source, stored, values, shape)
     if not allow_bad:
         require_few_bad(source, images)

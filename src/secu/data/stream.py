@@ -61,20 +61,24 @@ def needs_decoding(source: Source, shape: Shape, values: str | None = None) -> b
     return source.ready(slice(0, 0), shape, values) is None
 
 
-def decoded_in_batches(source: Source, shape: Shape, values: str | None, batch: int) -> Generator[Batch]:
-    """Decode all images, at most ``batch`` at a time; an array that needs no decoding is sliced.
+def decoded_in_batches(
+    source: Source, shape: Shape, values: str | None, batch: int, part: range | None = None
+) -> Generator[Batch]:
+    """Decode all images, at most ``batch`` at a time, or a part of ``source.order``; an array may only be sliced.
 
     Yields:
         The indices of images, their pixels (B, C, S, S), and index and reason of bad images.
     """
     if not needs_decoding(source, shape, values):
-        for start in range(0, len(source), batch):
-            stop = min(start + batch, len(source))
+        part = range(len(source)) if part is None else part
+        for start in range(part.start, part.stop, batch):
+            stop = min(start + batch, part.stop)
             pixels = source.ready(slice(start, stop), shape, values)
             assert pixels is not None
             yield list(range(start, stop)), pixels, []
         return
-    with closing(decoded(source, shape, values)) as images:
+    wanted = shape if part is None else dict.fromkeys(source.order[part.start : part.stop], shape)
+    with closing(decoded(source, wanted, values)) as images:
         while some := list(islice(images, min(batch, AT_ONCE))):
             good = [(i, image) for i, image in some if not isinstance(image, BadImage)]
             pixels = np.stack([image for _, image in good]) if good else np.empty((0, *shape), np.uint8)

@@ -28,6 +28,7 @@ from secu.cluster.clustering import Clustering
 from secu.cluster.losses import balanced_cross_entropy
 from secu.config import Config, SelfLabelConfig
 from secu.errors import UserError
+from secu.processes import collectives
 
 LARGEST_BONUS = 10  # in units of the temperature: wins every unconfident image, yet decays quickly
 SHARPEST = math.log(20)  # upper limit of log_sharpness
@@ -83,10 +84,8 @@ class ConfidentLabels(Clustering):
             confidence_B, weak_B = torch.softmax(logits_BK * self.log_sharpness.exp(), -1).max(-1)
             confident_B = confidence_B > self.settings.confidence
             targets_BK = self._targets(logits_BK, weak_B, confident_B, index_B)
-            self.labels[index_B] = weak_B.unsqueeze(-1)
-            self.confident.add_(confident_B.sum())
         strong_BK = embeddings_SBD[1] @ centers_KD.T / temperature
-        self._update_duals(weak_B, confident_B, agree_B=strong_BK.detach().argmax(-1) == weak_B)
+        self._learn_labels(index_B, weak_B, confident_B, agree_B=strong_BK.detach().argmax(-1) == weak_B)
         return {"loss": balanced_cross_entropy(strong_BK, targets_BK)}
 
     def _targets(self, logits_BK: Tensor, weak_B: Tensor, confident_B: Tensor, index_B: Tensor) -> Tensor:
@@ -96,12 +95,20 @@ class ConfidentLabels(Clustering):
         first_BK = F.one_hot(self.first_labels[index_B], clusters).to(logits_BK.dtype)
         fixed_B = self.kept[index_B] | (self.epoch <= settings.warmup_epochs)
         taught_B = fixed_B | confident_B | (self.bonus[weak_B] > self.config.temperature)
-        self.taught.add_(taught_B.sum())
+        self.taught.add_(collectives.add_up(taught_B.sum()))
         label_BK = torch.where(fixed_B[:, None], first_BK, F.one_hot(weak_B, clusters))
         if settings.uncertain == "nothing":
             return label_BK * taught_B[:, None]
         mixed_BK = torch.lerp(torch.softmax(logits_BK, -1), first_BK, self.config.hard_label_weight)
         return torch.where(taught_B[:, None], label_BK, mixed_BK)
+
+    @torch.no_grad()
+    def _learn_labels(self, index_B: Tensor, weak_B: Tensor, confident_B: Tensor, agree_B: Tensor) -> None:
+        """Store the labels of the whole batch and update the duals, the same way in every process."""
+        index_G, weak_G, confident_G, agree_G = collectives.gather(index_B, weak_B, confident_B, agree_B)
+        self.labels[index_G] = weak_G.unsqueeze(-1)
+        self.confident.add_(confident_G.sum())
+        self._update_duals(weak_G, confident_G, agree_G)
 
     def _update_duals(self, weak_B: Tensor, confident_B: Tensor, agree_B: Tensor) -> None:
         """Update the bonus of small clusters and the sharpness from the labels of a batch."""

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secu import processes
 from secu.data import Images, Shape
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
+from secu.processes import collectives
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 
@@ -108,7 +110,7 @@ class Predictor(nn.Module):
         self.encoder = encoder
         self.temperature = temperature
         self.front = front.to(centers_MD.device) if front is not None else None
-        self.register_buffer("all_centers", centers_MD)
+        self.register_buffer("all_centers", centers_MD.clone())  # a part of all heads' would be pickled with the rest
         self.register_buffer("members", None if groups is None else members_of(groups).to(centers_MD.device))
 
     @property
@@ -136,12 +138,29 @@ class Predictor(nn.Module):
             return cosines_NM
         return cosines_NM[:, self.members.to(cosines_NM.device)].amax(-1)
 
-    def embed(self, images: Images) -> Tensor:
-        """Return the unit embeddings of all images (N, D), without augmentation and in evaluation mode."""
+    def embed(self, images: Images, index_N: Tensor | None = None) -> Tensor:
+        """Return the unit embeddings of all images, or of some (N, D), without augmentation and in evaluation mode."""
         device = self.all_centers.device
-        parts = batches_of(torch.arange(len(images)), images, device)
+        index_N = torch.arange(len(images)) if index_N is None else index_N
+        if not len(index_N):
+            return self.all_centers[:0]
+        parts = batches_of(index_N, images, device)
         with torch.inference_mode(), evaluation_mode(self.encoder), closing(images.fetch_ahead(parts)) as batches:
             return torch.cat([self.encode(to_device(batch, device)) for batch in batches])
+
+    def embed_together(self, images: Images) -> Tensor:
+        """Return the unit embeddings of all images (N, D); if there are several processes, each computes a part.
+
+        All processes must call this. The parts consist of whole batches, so that the numbers do not depend on them.
+        """
+        batches = batches_of(torch.arange(len(images)), images, self.all_centers.device)
+        world = processes.world()
+        parts = [batches[r * len(batches) // world : (r + 1) * len(batches) // world] for r in range(world)]
+        own_N = torch.cat([torch.arange(0), *parts[processes.rank()]])
+        embeddings_ND = collectives.gather_rows(self.embed(images, own_N), [sum(map(len, part)) for part in parts])
+        if images.broken is not None:
+            images.broken.share()
+        return embeddings_ND
 
     def cosines(self, images: Images) -> Tensor:
         """Return the cosine of every image to every cluster (N, K)."""
@@ -150,6 +169,10 @@ class Predictor(nn.Module):
     def predict(self, images: Images) -> Predictions:
         """Return the two best clusters of every image, in host memory."""
         return self.choose(self.cosines(images))
+
+    def predict_together(self, images: Images) -> Predictions:
+        """Return the same as ``predict``; see ``embed_together``."""
+        return self.choose(self.compare(self.embed_together(images)))
 
     def choose(self, cosines_NK: Tensor) -> Predictions:
         """Return the two best clusters for given cosines, in host memory."""

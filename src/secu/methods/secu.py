@@ -84,7 +84,7 @@ class StableClustering(Method):
         rows = torch.arange(len(self.images))
         first = not self.own_neighbors.any()
         if first or epoch % settings.every == 0:
-            found = find_neighbors(self.predictor().embed(self.images), settings.count).of(rows)
+            found = find_neighbors(self.predictor().embed_together(self.images), settings.count).of(rows)
             if not found.shape[1]:  # all embeddings are the same
                 found = rows[:, None]
             columns = torch.arange(self.own_neighbors.shape[1]) % found.shape[1]  # with copies, there are fewer

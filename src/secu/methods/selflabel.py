@@ -79,7 +79,8 @@ class SelfLabeling(Method):
         # Not the first run's own views: if that run was itself self-labeled, those are strong views.
         views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
         predictor = first.predictor()
-        self.lesson = Lesson(images, predictor, views.to(self.device), predictor.cosines(images))
+        cosines_NK = predictor.compare(predictor.embed_together(images))
+        self.lesson = Lesson(images, predictor, views.to(self.device), cosines_NK)
         if resumed:
             self._check_first_labels(config.loss.temperature)
             return

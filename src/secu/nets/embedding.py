@@ -3,7 +3,8 @@
 A cache file holds one row per image, in the source's reading order: a checksum of the decoded pixels and the features
 in half precision, all NaN if the image cannot be read. Its name contains the state of the source, the weights and the
 preprocessing. It grows under a temporary name, so that an interrupted or killed process loses only the images in
-progress; a lock keeps two processes from writing the same file.
+progress; a lock keeps two commands from writing the same file. If torchrun started several processes, each of them
+writes a part of its own, and the main one joins the parts.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from secu import processes
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.broken import unreadable
 from secu.data.cache import Stored, cannot_write, state_of
@@ -81,7 +83,7 @@ def embed_images(
     work = Embedding(source, front, shape, values, progress)
     strict = strict or not source.place
     if strict or not source.cacheable:
-        rows = np.concatenate(list(work.rows(0)))
+        rows = np.concatenate(list(work.rows(range(len(source)))))
     else:
         rows = _cached(work, cache or default_feature_cache())
     stored = _stored(work, rows, strict=strict)
@@ -104,12 +106,12 @@ class Embedding:
         self.progress = progress
         self.features = int(front.load().features)  # type: ignore[arg-type]
 
-    def rows(self, done: int) -> Generator[Rows]:
-        """Yield the rows of all images but the first ``done``, a chunk at a time."""
+    def rows(self, part: range, done: int = 0) -> Generator[Rows]:
+        """Yield the rows of a part of all images but the first ``done`` of it, a chunk at a time."""
         device = self.front.mean.device.type
-        total = len(self.source)
-        workers = cores()
-        order = list(self.source.order[done:])
+        total = len(part)
+        workers = max(1, cores() // processes.local_world())
+        order = list(self.source.order[part.start : part.stop])[done:]
         size = CHUNK.get(device, CHUNK["cpu"])
         waiting: deque[Future[Rows]] = deque()
         pool = ThreadPoolExecutor(workers, "secu-embed")
@@ -131,7 +133,7 @@ class Embedding:
 
     def _report(self, done: int, total: int) -> None:
         if self.progress:
-            self.progress(done, total)
+            self.progress(done * len(self.source) // total, len(self.source))  # other processes are about as fast
 
     @torch.inference_mode()
     def embed(self, raws: Sequence[Raw | BadImage]) -> Rows:
@@ -192,27 +194,52 @@ def _cached(work: Embedding, folder: Path) -> Rows:
     """Return the rows of a source from the cache, computing those that are missing."""
     path = folder / _file_name(work)
     kind = row_type(work.features)
-    part = path.with_name(f".{path.name}.part")
     size = len(work.source) * kind.itemsize
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock")):
-            if not (path.is_file() and path.stat().st_size == size):
+        lock = FileLock(path.with_name(f".{path.name}.lock")) if processes.is_main() else nullcontext()
+        with lock:
+            if not processes.agree(path.is_file() and path.stat().st_size == size):
                 _forget_earlier_states(folder, work.source)
-                with open(part, "ab") as file:
-                    _complete(file, work, kind.itemsize)
-                part.replace(path)
+                _build(path, work, kind.itemsize)
         return FileRows(path, kind, (len(work.source),), what="cache").in_memory()
     except OSError as error:
         raise UserError(cannot_write(path, error, size, "features")) from None
 
 
+def _build(path: Path, work: Embedding, row: int) -> None:
+    """Write a cache file in parts, one for each process, which stay if they are interrupted."""
+    world = processes.world()
+    ends = [f"-{rank}-of-{world}" for rank in range(world)] if world > 1 else [""]
+    parts = [path.with_name(f".{path.name}.part{end}") for end in ends]
+    with open(parts[processes.rank()], "ab") as file:
+        _complete(file, work, row)
+    processes.barrier()
+    if processes.is_main():
+        _join(parts)
+        parts[0].replace(path)
+        for left in path.parent.glob(f".{path.name}.part*"):  # of another number of processes
+            left.unlink()
+    processes.barrier()
+
+
+def _join(parts: Sequence[Path]) -> None:
+    """Append all other parts to the first one."""
+    if not all(part.is_file() for part in parts):
+        raise UserError(f"cache: {parts[0].parent} must be a folder that all machines share; set SECU_DATA")
+    with open(parts[0], "ab") as file:
+        for other in parts[1:]:
+            file.write(other.read_bytes())
+        os.fsync(file.fileno())
+
+
 def _complete(file: IO[bytes], work: Embedding, row: int) -> None:
-    """Append the missing rows to a file that may hold the first ones."""
-    done = min(file.seek(0, os.SEEK_END) // row, len(work.source))
+    """Append the missing rows to this process's part, which may hold the first ones."""
+    part = processes.part_of(len(work.source))
+    done = min(file.seek(0, os.SEEK_END) // row, len(part))
     file.truncate(done * row)
     file.seek(done * row)
-    with closing(work.rows(done)) as chunks:  # after Ctrl-C, no thread may outlive the program
+    with closing(work.rows(part, done)) as chunks:  # after Ctrl-C, no thread may outlive the program
         for rows in chunks:
             file.write(rows.tobytes())
             file.flush()  # a killed process loses only the images in progress

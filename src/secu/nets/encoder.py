@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from secu.config import EncoderConfig
 from secu.errors import UserError
-from secu.nets.backbones import VIEWS, Vectors, ViewNorm, build_backbone
+from secu.nets.backbones import Vectors, build_backbone
+from secu.nets.norm import VIEWS, ViewNorm
 
 
 class Encoder(nn.Module):

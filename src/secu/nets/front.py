@@ -1,5 +1,7 @@
 """The frozen part of a model: pixels → feature vectors of a pretrained backbone that is not trained."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,10 @@ class Front(nn.Module):
         self.register_buffer("std", torch.tensor(config.data.std).view(-1, 1, 1), persistent=False)
         self.digest = digest
         self.network: nn.Module | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the network out of a pickle: it is built again on first use."""
+        return self.__dict__ | {"network": None, "_modules": self._modules | {"network": None}}
 
     def load(self) -> nn.Module:
         """Return the network, building it on first use.

@@ -18,7 +18,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from secu.config import EncoderConfig
 from secu.errors import UserError
-from secu.nets.backbones import Backbone, ViewNorm
+from secu.nets.backbones import Backbone
+from secu.nets.norm import ViewNorm
 from secu.nets.pretrained import LITE0, require_extra
 
 FILE = "efficientnet-lite0-57934424.pth"

@@ -5,6 +5,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from secu.cluster.metrics import score_known
 from secu.data import Images
 from secu.errors import UserError
@@ -28,9 +30,9 @@ __all__ = ["Results", "find_results", "write_report", "write_results"]
 ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
 
 
-def find_results(run: Run, predictor: Predictor, images: Images) -> Results:
-    """Assign every image to its nearest center."""
-    embeddings_ND = predictor.embed(images).cpu()
+def find_results(run: Run, predictor: Predictor, images: Images, embeddings_ND: Tensor | None = None) -> Results:
+    """Assign every image to its nearest center; its embedding is computed unless given."""
+    embeddings_ND = predictor.embed(images).cpu() if embeddings_ND is None else embeddings_ND.cpu()
     rows = images.readable_rows()
     if len(rows) < len(images):
         embeddings_ND = embeddings_ND[list(rows)]

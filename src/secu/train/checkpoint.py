@@ -1,7 +1,7 @@
 """Checkpoints, from which a run resumes exactly as if it had not stopped, and loading of trained models."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,17 +22,34 @@ RENAMED = {"clustering.sure": "clustering.confident"}  # tensor names of version
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A copy of the state of a run between two epochs, unaffected by further training."""
+    """A copy of the state of a run between two steps, unaffected by further training.
+
+    Attributes:
+        tensors: State of the method.
+        momentum: State of the optimizer.
+        epochs_done: Number of complete epochs.
+        seconds: Time that training took so far.
+        middle: The position in the epoch in progress; empty between two epochs.
+    """
 
     tensors: Mapping[str, Tensor]
     momentum: Mapping[str, Tensor]
     epochs_done: int
     seconds: float
+    middle: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def take(cls, method: Method, step: Step, epochs_done: int, seconds: float) -> "Checkpoint":
+    def take(
+        cls, method: Method, step: Step, epochs_done: int, seconds: float, *, in_epoch: bool = False
+    ) -> "Checkpoint":
         """Copy the state of a run, on its device."""
-        return cls(_copied(method.state_dict()), _copied(step.momentum()), epochs_done, seconds)
+        middle = step.middle() if in_epoch else {}
+        return cls(_copied(method.state_dict()), _copied(step.momentum()), epochs_done, seconds, middle)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number of complete epochs, and of steps in the epoch in progress."""
+        return self.epochs_done, int(self.middle["steps_done"]) if self.middle else 0
 
     def save(self, run: Run, trained: Iterable[str]) -> None:
         """Write the trained model, then the state that resuming relies on.
@@ -51,6 +68,7 @@ class Checkpoint:
                 "seconds": self.seconds,
                 "momentum": _on_host(self.momentum),
                 "tensors": tensors,
+                "middle": _on_host(self.middle),
             }
         )
 
@@ -62,7 +80,7 @@ class Checkpoint:
         tensors = {RENAMED.get(name, name): tensor for name, tensor in state["tensors"].items()}
         for name in [name for name in momentum if not name.isdecimal()]:  # version 0.1 stored the student network here
             tensors[name] = momentum.pop(name)
-        return cls(tensors, momentum, state["epochs_done"], state["seconds"])
+        return cls(tensors, momentum, state["epochs_done"], state["seconds"], state.get("middle", {}))
 
     def restore(self, run: Run, method: Method, step: Step) -> None:
         """Load the state into a method and its step."""
@@ -74,6 +92,8 @@ class Checkpoint:
                 raise UserError(f"run: the checkpoint in {run.path} is damaged: {name} has values out of range")
         method.load_state_dict(dict(self.tensors))
         step.load_momentum(dict(self.momentum))
+        if self.middle:
+            step.resume_at(self.tensors, self.middle)
 
 
 def _bounds(config: Config, images: int) -> dict[str, tuple[int, Tensor]]:

@@ -3,6 +3,8 @@
 import time
 
 CHECKPOINT_SECONDS = 60  # a crash loses at most this much training, plus the epoch in progress
+COPY_SECONDS = 60  # how old the copy of a run's state may become in a long epoch; an interruption writes this copy
+MIDDLE_SECONDS = 600  # how old the checkpoint on disk may become in a long epoch
 
 
 class Clock:
@@ -16,6 +18,7 @@ class Clock:
         self.limit = limit
         self.started = time.monotonic()
         self.saved = self.started
+        self.copied = self.started
         self.epoch_began = self.started
         self.epoch_trained = self.started
         self.longest_end = 0.0  # longest time that scores and checkpoints took after an epoch
@@ -31,6 +34,10 @@ class Clock:
     def end_epoch(self) -> None:
         """Mark the end of everything that follows an epoch's steps."""
         self.longest_end = max(self.longest_end, time.monotonic() - self.epoch_trained)
+
+    def copy(self) -> None:
+        """Mark that the state was copied."""
+        self.copied = time.monotonic()
 
     def save(self) -> None:
         """Mark that a checkpoint was written."""
@@ -50,6 +57,21 @@ class Clock:
     def checkpoint_due(self) -> bool:
         """Whether the last checkpoint is too old."""
         return time.monotonic() - self.saved > CHECKPOINT_SECONDS
+
+    @property
+    def copy_due(self) -> bool:
+        """Whether the last copy of the state is too old, in the middle of an epoch."""
+        return time.monotonic() - self.copied > COPY_SECONDS
+
+    @property
+    def middle_due(self) -> bool:
+        """Whether the last checkpoint is too old, in the middle of an epoch."""
+        return time.monotonic() - self.saved > MIDDLE_SECONDS
+
+    @property
+    def elapsed(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self.started
 
     @property
     def out_of_time(self) -> bool:

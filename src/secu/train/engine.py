@@ -66,7 +66,7 @@ class Engine:
         """Train every run for an epoch and return the mean losses of each."""
         for step in self.steps:
             step.start_epoch(number)
-        for size in self.steps[0].sizes:
+        for size in self.steps[0].sizes[self.steps[0].first :]:
             for step in self.steps:
                 step.feed.next()
             if self.replays:
@@ -75,6 +75,8 @@ class Engine:
                 for step in self.steps:
                     step.run(size)
             after_step()
+        for step in self.steps:
+            step.equalize()
         return [step.mean_losses() for step in self.steps]
 
 

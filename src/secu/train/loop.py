@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from secu import processes
 from secu.data import Images
 from secu.errors import UserError
 from secu.train.clock import Clock
@@ -22,7 +23,7 @@ def train(sessions: Sequence[Session], clock: Clock, test: Images | None = None)
         test: Images to score on, every ``config.evaluate_every`` epochs and at the end.
     """
     first = sessions[0]
-    if len({session.epochs_done for session in sessions}) > 1:
+    if len({session.place for session in sessions}) > 1:
         raise UserError("runs side by side must have completed the same number of epochs; resume them one by one")
     engine = Engine([session.step for session in sessions], first.engine)
     if first.finished:  # resumed after an interruption between the last epoch and the end
@@ -30,29 +31,47 @@ def train(sessions: Sequence[Session], clock: Clock, test: Images | None = None)
             session.finish(test)
             session.describe()
     clock.save()
+    clock.copy()
     with OneInterruption() as interruption:
         try:
             while not first.finished:
-                _epoch(sessions, engine, clock, test)
+                _epoch(sessions, engine, clock, test, interruption)
                 if interruption.requested:  # a library swallowed the exception
                     raise KeyboardInterrupt
                 save_due = first.finished or clock.checkpoint_due
                 if save_due:
                     _save(sessions, clock, interruption)
                 clock.end_epoch()
-                if clock.out_of_time:
+                if processes.agree(clock.out_of_time):
                     if not save_due:
                         _save(sessions, clock, interruption)
                     break
         except KeyboardInterrupt:
             _save(sessions, clock, interruption)
             raise
+        except RuntimeError:
+            if processes.world() > 1:  # another process ended, and torchrun is about to end this one
+                _save(sessions, clock, interruption)
+            raise
 
 
-def _epoch(sessions: Sequence[Session], engine: Engine, clock: Clock, test: Images | None) -> None:
+def _epoch(
+    sessions: Sequence[Session], engine: Engine, clock: Clock, test: Images | None, interruption: OneInterruption
+) -> None:
     """Train all runs for an epoch, and keep copies of their states."""
+    step = sessions[0].step
+    done = 0
+
+    def after_step() -> None:
+        nonlocal done
+        done += 1
+        sessions[0].listener.stepped()
+        at_end = step.first + done == len(step.sizes)
+        if clock.copy_due and not at_end and processes.is_main():
+            _keep_middle(sessions, clock, interruption)
+
     clock.start_epoch()
-    losses = engine.epoch(sessions[0].epochs_done, sessions[0].listener.stepped)
+    losses = engine.epoch(sessions[0].epochs_done, after_step)
     clock.end_steps()
     for session, values in zip(sessions, losses, strict=True):
         session.end_epoch(values, clock, test)
@@ -61,11 +80,21 @@ def _epoch(sessions: Sequence[Session], engine: Engine, clock: Clock, test: Imag
             session.finish(test)
     for session in sessions:
         session.remember()
+    clock.copy()
+
+
+def _keep_middle(sessions: Sequence[Session], clock: Clock, interruption: OneInterruption) -> None:
+    """Copy the states of all runs in the middle of a long epoch; now and then, write them."""
+    for session in sessions:
+        session.remember_middle(clock)
+    clock.copy()
+    if clock.middle_due:
+        _save(sessions, clock, interruption)
 
 
 def _save(sessions: Sequence[Session], clock: Clock, interruption: OneInterruption) -> None:
     """Write checkpoints, unless an interruption left the runs at different epochs."""
-    done = {session.last.epochs_done if session.last else 0 for session in sessions}
+    done = {session.last.place if session.last else (0, 0) for session in sessions}
     if len(done) > 1:
         return
     with interruption.postponed():

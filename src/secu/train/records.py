@@ -19,6 +19,7 @@ RECORD: dict[str, type | tuple[type, ...]] = {
     "losses": list,
     "device": str,
     "engine": str,
+    "launch": str,
     "versions": dict,
     "last_epoch": dict,
     "kept": dict,

@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
+from secu import processes
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
 from secu.errors import UserError, shortened
@@ -67,13 +68,32 @@ class Run:
 
     @classmethod
     def check_free(cls, path: Path, *, force: bool = False, resume: bool = False) -> None:
-        """Raise if the folder is in use or not empty, unless it is a run that may be replaced or resumed."""
+        """Raise if the folder is in use or not empty, unless it is a run that may be replaced or resumed.
+
+        Of several processes, the main one checks, and the others wait.
+        """
         if resume and force:
             raise UserError("--resume and --force cannot be combined")
-        if path.exists() and not path.is_dir():
-            raise UserError(f"out: {path} is a file; choose a new folder")
-        require_unlocked(path)
-        cls._check_content(path, force=force, resume=resume)
+        if processes.is_main():
+            if path.exists() and not path.is_dir():
+                raise UserError(f"out: {path} is a file; choose a new folder")
+            require_unlocked(path)
+            cls._check_content(path, force=force, resume=resume)
+        processes.barrier()
+
+    @classmethod
+    def continued(cls, path: Path, *, resume: bool, force: bool) -> tuple[bool, bool]:
+        """Return whether to resume and whether to replace the run in a folder.
+
+        When torchrun restarts processes, the run that they had begun is resumed, whatever the command says.
+        """
+        if not processes.restarted():
+            return resume, force
+        begun = False
+        if processes.is_main():
+            finish_replacement(path)
+            begun = cls(path).record().get("launch") == processes.launch()
+        return (True, False) if processes.agree(begun) else (resume, force)
 
     @classmethod
     def _check_content(cls, path: Path, *, force: bool, resume: bool) -> None:

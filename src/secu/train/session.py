@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 import secu
+from secu import processes
 from secu.cluster.metrics import score_known
 from secu.config import Config
 from secu.data import Images, printable
 from secu.errors import UserError
 from secu.methods import Conclusion, build_method
+from secu.processes import collectives
 from secu.settings import flatten
 from secu.train.checkpoint import Checkpoint, load_method, load_tensors, model_tensors, select
 from secu.train.clock import Clock
@@ -77,6 +79,7 @@ class Session:
         self.amended: list[str] = []
         self.last: Checkpoint | None = None
         self._prepare()
+        collectives.copy_from_main({**self.method.state_dict(), **self.step.momentum()})
         self.seconds_before = self.seconds
 
     def _prepare(self) -> None:
@@ -97,14 +100,23 @@ class Session:
             self.step.feed = ResidentFeed(inputs)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Number of complete epochs, and of steps in the epoch in progress if the run is resumed in its middle."""
+        return self.epochs_done, self.step.steps_resumed
+
+    @property
     def finished(self) -> bool:
         """Whether all epochs are done."""
         return self.epochs_done == self.config.optim.total_epochs
 
     def begin(self, *, force: bool = False) -> None:
-        """Begin a new run or open the one to resume, and report the start of training."""
-        self.run = Run.start(self.run.path, self.config, resume=self.resume, force=force)
-        self.run.keep_metrics(self.epochs_done)
+        """Begin a new run or open the one to resume, and report the start of training.
+
+        Of several processes, only the main one writes to the folder.
+        """
+        if processes.is_main():
+            self.run = Run.start(self.run.path, self.config, resume=self.resume, force=force)
+            self.run.keep_metrics(self.epochs_done)
         self.listener.started(
             engine=self.engine,
             device=str(self.device),
@@ -125,21 +137,24 @@ class Session:
             "epoch": self.epochs_done,
             **losses,
             "lr": float(self.step.rates[0]),
-            **self.method.record(),
+            **(self.method.record() if processes.is_main() else {}),
             "epoch_seconds": round(clock.epoch_seconds, 3),
             "seconds": round(self.seconds, 3),
         }
         self.epochs_done += 1
         if self._scores_due():
             record |= self.scores_on(test)
-        self._keep_if_good(record)
-        self.run.add_metrics(record)
-        self.listener.epoch_ended(record, losses)
+        if processes.is_main():
+            self._keep_if_good(record)
+            self.run.add_metrics(record)
+            self.listener.epoch_ended(record, losses)
 
     def _report_broken(self) -> None:
         """Name the images that could not be read in this epoch for the first time."""
-        new = self.images.broken.new() if self.images.broken else []
-        if new:
+        if self.images.broken is None:
+            return
+        self.images.broken.share()
+        if new := self.images.broken.new():
             name, reason = new[0]
             first = f"{printable(name)}: {reason}"
             others = f", and {len(new) - 1:,} more" if len(new) > 1 else ""
@@ -153,7 +168,7 @@ class Session:
         """Return ACC, NMI and ARI on the test images, if their true labels are known."""
         if test is None or test.targets is None:
             return {}
-        clusters = self.method.predictor().predict(test).cluster
+        clusters = self.method.predictor().predict_together(test).cluster
         targets = test.targets
         if test.broken is not None:
             rows = list(test.readable_rows())
@@ -175,10 +190,13 @@ class Session:
     def finish(self, test: Images | None) -> None:
         """Restore the model of the last epoch with a good label-free score, if the method has such a score."""
         self._write_best()
-        if not (self.run.folder / BEST).is_file():
+        epoch = processes.agree(self.run.metadata(BEST).get("epoch") if processes.is_main() else None)
+        if epoch is None:
             return
-        load_tensors(self.method, self.run.load_model(BEST), str(self.run.path))
-        self.kept = {"epoch": int(self.run.metadata(BEST)["epoch"]), **self.scores_on(test)}
+        if processes.is_main():
+            load_tensors(self.method, self.run.load_model(BEST), str(self.run.path))
+        collectives.copy_from_main(self.method.state_dict())
+        self.kept = {"epoch": int(epoch), **self.scores_on(test)}
 
     def _write_best(self) -> None:
         if self.best is not None:
@@ -191,8 +209,15 @@ class Session:
         """Copy the state after an epoch, so that an interrupted epoch does not corrupt the checkpoint."""
         self.last = Checkpoint.take(self.method, self.step, self.epochs_done, self.seconds)
 
+    def remember_middle(self, clock: Clock) -> None:
+        """Copy the state between two steps of an epoch."""
+        seconds = self.seconds_before + clock.elapsed
+        self.last = Checkpoint.take(self.method, self.step, self.epochs_done, seconds, in_epoch=True)
+
     def save(self) -> None:
         """Write the best model, then the last checkpoint; resuming needs both. A new run replaces the old one now."""
+        if not processes.is_main():
+            return
         assert self.last is not None
         self._write_best()
         self.last.save(self.run, self.method.trained_tensors)
@@ -201,6 +226,8 @@ class Session:
 
     def describe(self) -> None:
         """Write run.json, which describes the last checkpoint."""
+        if not processes.is_main():
+            return
         epochs_done = self.last.epochs_done if self.last else self.epochs_done
         seconds = self.last.seconds if self.last else self.seconds
         records = self.run.metrics()[:epochs_done]
@@ -218,6 +245,7 @@ class Session:
             "versions": {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "last_epoch": records[-1] if records else {},
         }
+        facts |= {"processes": processes.world(), "launch": processes.launch()} if processes.world() > 1 else {}
         facts |= {"kept": self.kept} if self.kept else {}
         facts |= {"amended": self.amended} if self.amended else {}
         self.run.write_record(facts)

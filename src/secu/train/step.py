@@ -6,15 +6,18 @@ random generator), so that a graph can be replayed for a whole epoch without syn
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from secu import processes
 from secu.data import Images
 from secu.methods.base import Method, call_directly
+from secu.processes import collectives
 from secu.train.feed import Feed, build_feed
+from secu.train.gradients import GradientSum
 from secu.train.optim import build_optimizer, learning_rates
 
 
@@ -62,10 +65,12 @@ class Step:
         self.optimizer = build_optimizer(
             self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr, heads
         )
+        weights = [*encoder_weights, *center_weights]
+        self.gradients = GradientSum(weights) if processes.world() > 1 else None
         self.generator = torch.Generator(device)
         method.generator = self.generator
         inputs = 2 if self.config.neighbors.count else 1  # of an image and its partner
-        self.feed = feed or build_feed(images, inputs * max(self.sizes), device, method.crops)
+        self.feed = feed or build_feed(images, inputs * max(map(_own_size, self.sizes)), device, method.crops)
         self.compiled_call = CompiledCall() if compiled else call_directly
         # Inputs of a step other than weights; updated in place once per epoch.
         self.order = torch.zeros(len(images), dtype=torch.int64, device=device)
@@ -75,47 +80,106 @@ class Step:
         self.images_done = torch.zeros(1, dtype=torch.int64, device=device)
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
         self.places = torch.arange(max(self.sizes), device=device)
+        self.first = 0  # steps of the epoch that were done before the run was resumed
+        self.resumed: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None
         self.loss_names: tuple[str, ...] = ()
         self.loss_sums = torch.zeros(0, device=device)
 
     def start_epoch(self, number: int) -> None:
-        """Prepare for an epoch; all its random numbers are determined by the seed and the epoch number."""
+        """Prepare for an epoch; all its random numbers are determined by the seed and the epoch number.
+
+        If the run was resumed in the middle of this epoch, ``first`` is the number of steps that are done already.
+        """
         shuffle = torch.Generator().manual_seed(_mix(self.config.seed, number, 0))
         order = torch.randperm(len(self.images), generator=shuffle)
         self.order.copy_(order)
         self.generator.manual_seed(_mix(self.config.seed, number, 1))
         self.rate_table.copy_(learning_rates(self.config, number, len(self.sizes)))
+        self.first = 0
         for counter in (self.images_done, self.steps_done, self.loss_sums):
             counter.zero_()
         self.method.train()
         self.method.start_epoch(number, number / self.config.optim.total_epochs)
-        partners = self.method.partners(order, shuffle)
+        partners = self._continue() if self.resumed else self.method.partners(order, shuffle)
         self.has_partners = partners is not None
-        batches = order.split(self.sizes)
+        batches = [batch[collectives.part_of(len(batch))] for batch in order.split(self.sizes)]
         if partners is not None:
             self.partners.copy_(partners)
-            pairs = zip(batches, partners.split(self.sizes), strict=True)
-            batches = tuple(torch.cat(pair) for pair in pairs)
-        self.feed.start(batches, _mix(self.config.seed, number, 2))
+            others = [batch[collectives.part_of(len(batch))] for batch in partners.split(self.sizes)]
+            batches = [torch.cat(pair) for pair in zip(batches, others, strict=True)]
+        self.feed.start(batches[self.first :], _mix(self.config.seed, number, 2))
+
+    def resume_at(self, state: Mapping[str, Tensor], middle: Mapping[str, Tensor]) -> None:
+        """Continue in the middle of the next epoch, given the method's state there and what ``middle`` returned."""
+        self.resumed = state, middle
+
+    @property
+    def steps_resumed(self) -> int:
+        """Number of steps of the next epoch that are done already."""
+        return int(self.resumed[1]["steps_done"]) if self.resumed else 0
+
+    def middle(self) -> dict[str, Tensor]:
+        """Return a copy of what resuming in the middle of an epoch needs besides the method's state and momentum."""
+        copies = {name: tensor.clone() for name, tensor in self._counters().items()}
+        copies |= {f"buffer.{name}": buffer.clone() for name, buffer in self._passing_buffers().items()}
+        copies["generator"] = self.generator.get_state()
+        if self.has_partners:
+            copies["partners"] = self.partners.clone()
+        return copies
+
+    def _continue(self) -> Tensor | None:
+        """Restore the middle of an epoch that was started as usual, and return its partners."""
+        assert self.resumed is not None
+        state, middle = self.resumed
+        self.first = self.steps_resumed
+        self.resumed = None
+        self.method.load_state_dict(dict(state))
+        if self.loss_sums.shape != middle["loss_sums"].shape:
+            self.loss_sums = torch.zeros_like(middle["loss_sums"], device=self.order.device)
+        for name, tensor in self._counters().items():
+            tensor.copy_(middle[name])
+        for name, buffer in self._passing_buffers().items():
+            buffer.copy_(middle[f"buffer.{name}"])
+        self.generator.set_state(middle["generator"].cpu())
+        return middle.get("partners")
+
+    def _counters(self) -> dict[str, Tensor]:
+        return {"images_done": self.images_done, "steps_done": self.steps_done, "loss_sums": self.loss_sums}
+
+    def _passing_buffers(self) -> dict[str, Tensor]:
+        """Return the buffers of the method that its state between two epochs does not contain."""
+        lasting = self.method.state_dict().keys()
+        return {name: buffer for name, buffer in self.method.named_buffers() if name not in lasting}
 
     def run(self, size: int) -> None:
-        """Run one step on the next ``size`` images."""
+        """Run one step on the next ``size`` images, of which every process computes a part."""
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
-        places = self.images_done + self.places[:size]
-        index_B = self.order.index_select(0, places)
-        # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
-        self.method.call = self.compiled_call if size == self.sizes[0] else call_directly
-        losses = self.method.losses(self._inputs(index_B, places), index_B)
-        values = torch.stack(list(losses.values()))
-        self.optimizer.zero_grad(set_to_none=True)
-        values.sum().backward()
+        with collectives.shared_batch(size, self.order.device) as batch:
+            places = self.images_done + self.places[batch.own]
+            index_B = self.order.index_select(0, places)
+            # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
+            self.method.call = self.compiled_call if size == self.sizes[0] else call_directly
+            losses = self.method.losses(self._inputs(index_B, places), index_B)
+            self.optimizer.zero_grad(set_to_none=True)
+            values = self._backward(torch.stack(list(losses.values())), batch)
         self.optimizer.step()
         self.method.after_step()
         if not self.loss_names:
             self._name_losses(losses)
-        self.loss_sums += size * values.detach()
+        self.loss_sums += size * values
         self.images_done += size
         self.steps_done += 1
+
+    def _backward(self, values: Tensor, batch: collectives.Batch) -> Tensor:
+        """Compute the gradients of the losses, each a mean over the whole batch, and return these means."""
+        if self.gradients is None:
+            values.sum().backward()
+            return values.detach()
+        means = batch.share * values.detach()
+        self.gradients.begin(means)
+        (batch.share * values.sum()).backward()
+        self.gradients.finish()
+        return means
 
     def _inputs(self, index_B: Tensor, places: Tensor) -> Tensor:
         """Return the inputs of a step (B, …), or those of the images and of their partners (2, B, …)."""
@@ -128,7 +192,14 @@ class Step:
     def _name_losses(self, losses: dict[str, Tensor]) -> None:
         """Allocate the sums of the losses at the first step, which is never captured in a graph."""
         self.loss_names = tuple(losses)
-        self.loss_sums = torch.zeros(len(losses), device=self.order.device)
+        if len(self.loss_sums) != len(losses):  # otherwise they were restored
+            self.loss_sums = torch.zeros(len(losses), device=self.order.device)
+
+    def equalize(self) -> None:
+        """Make all processes equal if each computed the last batch as a whole: on a GPU each rounds differently."""
+        apart = self.sizes[-1] < processes.world()
+        if apart and self.order.device.type != "cpu":
+            collectives.copy_from_main({**self.method.state_dict(), **self.momentum()})
 
     def mean_losses(self) -> dict[str, float]:
         """Return the epoch's mean losses; this synchronizes with the device."""
@@ -144,6 +215,12 @@ class Step:
         """Restore the momentum of a checkpoint in place, since a captured graph may refer to the buffers."""
         for number, buffer in self.momentum().items():
             buffer.copy_(state[number])
+
+
+def _own_size(size: int) -> int:
+    """Return how many images of a batch this process computes."""
+    own = collectives.part_of(size)
+    return int(own.stop - own.start)
 
 
 class CompiledCall:

@@ -18,7 +18,7 @@ from torch import Tensor
 from secu.errors import UserError
 from secu.train.files import write_atomically
 
-STATE_PARTS = ("tensors", "momentum")
+STATE_PARTS = ("tensors", "momentum", "middle")
 OLD_STATE_KEYS = {"tensors": dict, "momentum": dict, "epochs_done": int, "seconds": float}
 
 
@@ -75,8 +75,8 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint: two groups of tensors, and two numbers as metadata."""
-    tensors = {f"{part}.{name}": tensor for part in STATE_PARTS for name, tensor in state[part].items()}
+    """Write a checkpoint: groups of tensors, and two numbers as metadata."""
+    tensors = {f"{part}.{name}": tensor for part in STATE_PARTS for name, tensor in state.get(part, {}).items()}
     write_tensors(path, tensors, {key: json.dumps(state[key]) for key in ("epochs_done", "seconds")})
 
 

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 
 from secu.config import AugmentConfig, Channels
 from secu.errors import UserError
+from secu.processes.collectives import own_part, whole
 from secu.views import pixels as ops
 from secu.views.originals import CROP_TRIES, largest_crop
 
@@ -85,8 +86,12 @@ class Augmentation(nn.Module):
         return self.render(inputs, self.draw(inputs.shape[0], generator))
 
     def draw(self, batch_size: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Return all random numbers for two views of a batch: uniform in [0, 1), (2, B) or (2, B, n) each."""
-        numbers = torch.rand(2, batch_size, self._number_count, device=self.mean.device, generator=generator)
+        """Return all random numbers for two views of a batch: uniform in [0, 1), (2, B) or (2, B, n) each.
+
+        If processes share a batch, each draws the numbers of all its images and returns those of its own.
+        """
+        numbers = torch.rand(2, whole(batch_size), self._number_count, device=self.mean.device, generator=generator)
+        numbers = own_part(numbers, 1)
         return {name: numbers[..., where] for name, where in self._numbers.items()}
 
     def render(self, inputs: Tensor, draws: dict[str, Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secu.config import FeaturesConfig
+from secu.processes.collectives import own_part, whole
 
 PART = 2**14  # vectors whose statistics are computed at a time
 CONSTANT = 1e-6  # standard deviation, relative to the mean, below which a feature counts as constant
@@ -59,8 +60,10 @@ class FeatureViews(nn.Module):
 
     def draw(self, batch_size: int, generator: Generator) -> dict[str, Tensor]:
         """Return all random numbers for two views of a batch: uniform in [0, 1), (2, B, C)."""
-        shape = (2, batch_size, self.outputs)
-        return {"keep": torch.rand(shape, device=self.mean.device, generator=generator)} if self.dropout else {}
+        if not self.dropout:
+            return {}
+        shape = (2, whole(batch_size), self.outputs)
+        return {"keep": own_part(torch.rand(shape, device=self.mean.device, generator=generator), 1)}
 
     def render(self, inputs: Tensor, draws: dict[str, Tensor]) -> Tensor:
         """Return two views of plain vectors (B, C), or of pairs of them (2, B, C): float32 (2, B, C)."""

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from secu.config import AugmentConfig, Channels, SelfLabelConfig
+from secu.processes.collectives import own_part, whole
 from secu.views import strong_pixels as ops
 from secu.views.augment import Augmentation
 from secu.views.pixels import crop
@@ -54,7 +55,8 @@ class StrongAugmentation(Augmentation):
     def draw(self, batch_size: int, generator: Generator | None = None) -> dict[str, Tensor]:
         """Return all random numbers for both views of a batch: uniform in [0, 1), (B, n) each."""
         counts = {"flip": 2, "crop": 2, "operation": self.operations, "magnitude": self.operations, "cutout": 3}
-        numbers = torch.rand(batch_size, sum(counts.values()), device=self.mean.device, generator=generator)
+        numbers = torch.rand(whole(batch_size), sum(counts.values()), device=self.mean.device, generator=generator)
+        numbers = own_part(numbers, 0)
         return dict(zip(counts, numbers.split(list(counts.values()), dim=1), strict=True))
 
     def render(self, inputs: Tensor, draws: dict[str, Tensor]) -> Tensor:

@@ -1,0 +1,98 @@
+"""Predictions for new images as a folder of Parquet files, written by any number of processes.
+
+Each file holds the next ``PART`` images of the source. A file appears when it is complete, so the same command, also
+with another number of processes, continues where an interrupted one stopped.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from secu import processes
+from secu.apps.predict import Stream
+from secu.data import Skipped, Source, printable
+from secu.errors import UserError
+from secu.results.tables import CsvWriter, ParquetWriter, table_writer
+from secu.train.device import choose_device
+from secu.train.files import read_json, write_atomically, write_json
+from secu.train.listener import Listener
+from secu.train.place import MODEL
+from secu.train.run import Run
+
+PART = 20_000  # images in a file
+MANIFEST = "predictions.json"  # what the files were computed from
+
+
+def is_folder(output: str) -> bool:
+    """Return whether predictions are to be written to a folder: one that exists, or a name that ends with a slash."""
+    return output.endswith(("/", "\\")) or Path(output).is_dir()
+
+
+def predict_parts(
+    run: Run, source: Source, folder: Path, device: str = "auto", listener: Listener | None = None
+) -> list[Skipped]:
+    """Write a run's predictions for all images of a source that are not in the folder yet.
+
+    Returns:
+        Id and reason of the images that this process skipped.
+    """
+    source.require_images()
+    if processes.is_main():
+        _open_folder(run, source, folder)
+    stream = Stream(run, source, choose_device(device), listener or Listener())
+    processes.barrier()
+    parts = [range(start, min(start + PART, len(source))) for start in range(0, len(source), PART)]
+    names = [f"{number:0{max(5, len(str(len(parts))))}}" for number in range(len(parts))]
+    mine = list(zip(names, parts, strict=True))[processes.rank() :: processes.world()]
+    missing = [(name, part) for name, part in mine if not (folder / f"part-{name}.parquet").is_file()]
+    stream.total = sum(len(part) for _, part in missing)
+    for name, part in missing:
+        _write_part(stream, folder, name, part)
+    return [*stream.skipped, *source.repeated] if processes.is_main() else stream.skipped[len(source.skipped) :]
+
+
+def _open_folder(run: Run, source: Source, folder: Path) -> None:
+    """Create the folder, or check that its files were computed from the same run and source."""
+    if not folder.parent.is_dir():
+        raise UserError(f"output: folder {folder.parent} does not exist")
+    facts: dict[str, Any] = {
+        "run": str(run.path.resolve()),
+        "model_sha256": hashlib.sha256((run.folder / MODEL).read_bytes()).hexdigest(),
+        "source": printable(source.place),
+        "fingerprint": source.fingerprint,
+        "images": len(source),
+        "images_per_part": PART,
+    }
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"output: {folder} holds other files; choose a new folder")
+        folder.mkdir(exist_ok=True)
+        write_json(manifest, facts)
+    same = ("model_sha256", "fingerprint", "images", "images_per_part")
+    known = read_json(manifest, dict)
+    if any(known.get(key) != facts[key] for key in same):
+        raise UserError(f"output: {folder} holds predictions of another run or of other images; choose a new folder")
+
+
+def _write_part(stream: Stream, folder: Path, name: str, part: range) -> None:
+    """Write one file, and before it a list of the images that cannot be read, if any."""
+    before = len(stream.skipped)
+
+    def write(path: Path) -> None:
+        with table_writer(path, "parquet") as writer:
+            assert isinstance(writer, ParquetWriter)
+            stream.write_part(writer, part)
+            if writer.writer is None:
+                stream.write_nothing(writer)
+        if stream.skipped[before:]:
+            write_atomically(folder / f"skipped-{name}.csv", lambda file: _write_skipped(file, stream.skipped[before:]))
+
+    write_atomically(folder / f"part-{name}.parquet", write)
+
+
+def _write_skipped(path: Path, skipped: list[Skipped]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        CsvWriter(file).write(
+            {"id": [printable(name) for name, _ in skipped], "reason": [reason for _, reason in skipped]}
+        )

@@ -1,0 +1,179 @@
+"""What processes exchange about a batch that they share: labels, statistics and sums.
+
+A batch is divided into contiguous parts, one for each process; a batch of fewer images than processes is computed as a
+whole by all of them. Outside of ``shared_batch``, and with a single process, every function returns its input, and no
+collective operation takes place. Shapes: B images of this process's part, G of the whole batch, W processes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributed
+
+from secu import processes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch and the part of it that this process computes.
+
+    Attributes:
+        total: Number of images of the whole batch, G.
+        own: The part of this process.
+        sizes: Number of images of each process's part; empty if every process computes the whole batch.
+        shares: These numbers as shares of the batch, on the device (W,).
+    """
+
+    total: int
+    own: slice
+    sizes: tuple[int, ...] = ()
+    shares: Tensor | None = None
+
+    @property
+    def share(self) -> float:
+        """Weight of this process's mean in the mean over the batch."""
+        return self.sizes[processes.rank()] / self.total if self.sizes else 1.0
+
+
+class _Current:
+    """The divided batch that is being computed; None if there is none."""
+
+    batch: Batch | None = None
+
+
+_known: dict[tuple[int, int, torch.device], Batch] = {}
+
+
+def part_of(total: int) -> slice:
+    """Return this process's part of a batch of ``total`` images."""
+    bounds = _bounds(total)
+    return slice(bounds[processes.rank()], bounds[processes.rank() + 1]) if bounds else slice(0, total)
+
+
+def _bounds(total: int) -> list[int]:
+    """Return where the parts of a batch begin and end; empty if it is not divided."""
+    count = processes.world()
+    return [rank * total // count for rank in range(count + 1)] if 1 < count <= total else []
+
+
+@contextmanager
+def shared_batch(total: int, device: torch.device) -> Iterator[Batch]:
+    """Compute a batch together with the other processes inside a with-block."""
+    key = (processes.world(), total, device)
+    if key not in _known:  # tensors are made once: a captured graph cannot copy them from the host
+        sizes = tuple(end - begin for begin, end in pairwise(_bounds(total)))
+        shares = torch.tensor([size / total for size in sizes], device=device) if sizes else None
+        _known[key] = Batch(total, part_of(total), sizes, shares)
+    batch = _known[key]
+    _Current.batch = batch if batch.sizes else None
+    try:
+        yield batch
+    finally:
+        _Current.batch = None
+
+
+def divided() -> bool:
+    """Return whether the current batch is divided among processes."""
+    return _Current.batch is not None
+
+
+def whole(size: int) -> int:
+    """Return the size of the whole batch, given that of this process's part."""
+    return size if _Current.batch is None else _Current.batch.total
+
+
+def scaled_up(count: int) -> int:
+    """Return the number of values in the whole batch, given that in this process's part."""
+    batch = _Current.batch
+    return count if batch is None else count * batch.total // batch.sizes[processes.rank()]
+
+
+def own_part(values: Tensor, dim: int) -> Tensor:
+    """Return this process's part of values for all images of the batch, which are along ``dim``."""
+    if _Current.batch is None:
+        return values
+    own = _Current.batch.own
+    return values.narrow(dim, own.start, own.stop - own.start)
+
+
+def gather(*columns: Tensor) -> tuple[Tensor, ...]:
+    """Return integers of all images of the batch, (B,) or (B, n) → (G,) or (G, n), in one exchange for all columns."""
+    batch = _Current.batch
+    if batch is None:
+        return columns
+    rows_Bn = torch.cat([column.long().view(len(column), -1) for column in columns], dim=1)
+    widest = max(batch.sizes)
+    padded = F.pad(rows_Bn, (0, 0, 0, widest - len(rows_Bn)))
+    everything = _gather(padded)
+    rows_Gn = torch.cat([part[:size] for part, size in zip(everything, batch.sizes, strict=True)])
+    parts = rows_Gn.split([column.view(len(column), -1).shape[1] for column in columns], dim=1)
+    return tuple(part if column.ndim == 2 else part[:, 0] for part, column in zip(parts, columns, strict=True))
+
+
+def add_up(values: Tensor) -> Tensor:
+    """Return the sum of values over the parts of the batch; without gradient."""
+    if _Current.batch is None:
+        return values
+    total = values.detach().clone()
+    distributed.all_reduce(total)
+    return total
+
+
+def moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance over the whole batch, given those over this process's part; differentiable.
+
+    Combining deviations from the means avoids the cancellation in a difference of two sums.
+    """
+    batch = _Current.batch
+    if batch is None or batch.shares is None:
+        return mean, variance
+    gathered: Tensor = _GatherStatistics.apply(torch.stack([mean, variance]))  # type: ignore[no-untyped-call]
+    means_W, variances_W = gathered.unbind(1)
+    shares_W = batch.shares.view(-1, *(1,) * mean.ndim)
+    total_mean = (shares_W * means_W).sum(0)
+    total_variance = (shares_W * (variances_W + (means_W - total_mean).square())).sum(0)
+    return total_mean, total_variance
+
+
+class _GatherStatistics(torch.autograd.Function):
+    """Collects a tensor of every process (W, …); the gradient of each goes back to where it came from."""
+
+    @staticmethod
+    def forward(ctx: object, values: Tensor) -> Tensor:
+        return _gather(values)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        distributed.all_reduce(total)
+        return total[processes.rank()]
+
+
+def _gather(values: Tensor) -> Tensor:
+    """Return a tensor of every process (W, …)."""
+    everything = values.new_empty(processes.world(), *values.shape)
+    distributed.all_gather(list(everything.unbind()), values.contiguous())
+    return everything
+
+
+def gather_rows(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the rows of all processes one after the other, outside of a batch, given how many each of them has."""
+    if processes.world() == 1:
+        return rows
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    everything = _gather(padded)
+    return torch.cat([part[:size] for part, size in zip(everything, sizes, strict=True)])
+
+
+def copy_from_main(tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors with those of the main process."""
+    if processes.world() > 1:
+        for tensor in tensors.values():
+            content = tensor.detach().contiguous()
+            distributed.broadcast(content, src=0)
+            tensor.detach().copy_(content)

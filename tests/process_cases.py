@@ -1,0 +1,163 @@
+"""Tiny runs that are trained by one process and by several, for test_processes.py, which runs this file."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feature_runs import blobs, use_quarters
+from secu import processes
+from secu.cli import app
+from secu.config import Config
+from secu.data import Images
+from secu.settings import load_config
+from small_runs import config_of, digits, trained
+
+COUNT = 195  # four batches of 48 and one of 3, which has fewer images than four processes
+SHORT = ("optim.epochs=2", "optim.batch_size=48")  # 3 epochs of 5 steps
+
+CASES: dict[str, tuple[str, ...]] = {
+    "size": ("constraint.upper=1.1", "constraint.dual_schedule=falling", "optim.epochs=5"),  # 30 steps
+    "entropy": ("constraint.kind=entropy", "optim.name=lars", "encoder.prediction_layers=2"),
+    "closed-form": ("centers.kind=closed_form",),
+    "kmeans": ("centers.kind=kmeans",),
+    "ce": ("loss.name=ce", "encoder.projection_layers=3", "optim.batch_size=65"),  # 65, 65, 65
+    "own-neighbors": ("neighbors.count=3", "neighbors.start=0.3", "neighbors.every=2"),
+}
+
+
+def exactly() -> None:
+    """Compute in double precision, so that rounding does not decide about labels: tiny runs amplify it quickly."""
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign,assignment]
+
+
+def vectors() -> Images:
+    """Return feature vectors around three points."""
+    return Images(torch.from_numpy(blobs()[0]))
+
+
+def run_case(name: str, folder: Path, first: Path, **options: Any) -> Any:
+    """Train a case in a folder and return its session; ``first`` is a run to start self-labeling from."""
+    if name == "features":
+        config = load_config("digits", FEATURES)
+        return trained(folder / name, config, vectors(), **options)
+    if name.startswith("selflabel"):
+        return trained(folder / name, second(first, careful=name == "selflabel"), digits(COUNT), **options)
+    return trained(folder / name, config_of(*SHORT, *CASES[name]), digits(COUNT), **options)
+
+
+FEATURES = (
+    "heads=[3,5]",
+    "optim.epochs=3",
+    "optim.warmup_epochs=0",
+    "optim.batch_size=40",
+    "encoder.backbone=none",
+    "encoder.dim=8",
+    "encoder.hidden_dim=16",
+    "neighbors.count=4",
+)
+
+
+def second(first: Path, *, careful: bool) -> Config:
+    """Return the settings of self-labeling, with a teacher or without."""
+    from secu.apps.selflabel import second_config
+    from secu.train.run import Run
+
+    settings: dict[str, Any] = {"optim": {"epochs": 3, "batch_size": 48}, "selflabel": {"warmup_epochs": 1}}
+    if not careful:
+        settings["selflabel"] |= {"decay": 0.0, "uncertain": "nothing", "kept": 0.0, "smallest": 0.95}
+    return second_config(Run.open(first).config(), first, COUNT, settings)
+
+
+def states_of(session: Any) -> dict[str, torch.Tensor]:
+    """Return everything that must be the same in all processes."""
+    momentum = {f"momentum.{name}": tensor for name, tensor in session.step.momentum().items()}
+    return {**session.method.state_dict(), **momentum}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens to."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def start(world: int, *words: str) -> list[subprocess.Popen[str]]:
+    """Start processes as torchrun does."""
+    port = str(free_port())
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_RUN_ID": "test",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    if world == 1:
+        del common["TORCHELASTIC_RUN_ID"]
+    pipe = subprocess.PIPE
+    return [
+        subprocess.Popen(
+            [sys.executable, *words],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+        for rank in range(world)
+    ]
+
+
+def run_job(job: str, folder: Path, first: Path) -> None:
+    """Do a job in a folder: ``CASE``, ``stop:CASE`` after one epoch, ``resume:CASE``, ``embed``, or ``secu …``."""
+    kind, _, name = job.rpartition(":")
+    if kind in ("stop", "resume"):
+        folder = folder / "stopped"
+        folder.mkdir(exist_ok=True)
+    if job == "embed":
+        embed(folder)
+    elif job.startswith("secu "):
+        app(shlex.split(job)[1:], standalone_mode=False)
+    else:
+        options = {"stop": {"time_limit": 0.0}, "resume": {"resume": True}}.get(kind, {})
+        session = run_case(name, folder, first, **options)
+        states = {key: tensor.clone() for key, tensor in states_of(session).items()}
+        torch.save(states, folder / f"{name}-{processes.rank()}.pt")
+
+
+def embed(folder: Path) -> None:
+    """Write features of pictures, which are computed by a network that stands in for a pretrained one."""
+    import pytest
+
+    from secu.apps.embed import embed_source
+    from secu.data import open_source
+
+    with pytest.MonkeyPatch.context() as patch:
+        net = use_quarters(patch)
+        patch.setattr("secu.apps.embed.require_extra", lambda name: None)
+        embed_source(open_source(str(folder.parent / "pictures")), folder / "features.npy", device="cpu")
+    (folder / f"embedded-{processes.rank()}").write_text(str(net.seen))
+
+
+def main(folder: Path, first: Path, jobs: list[str]) -> None:
+    """Do jobs as one of several processes, or as the only one."""
+    torch.set_num_threads(1)
+    exactly()
+    if processes.launched():
+        processes.start()
+    os.environ["SECU_DATA"] = str(folder / "data")
+    for job in jobs:
+        run_job(job, folder, first)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

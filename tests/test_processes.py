@@ -1,0 +1,229 @@
+"""Several processes: real ones, on the CPU with gloo, give what one process with the whole batch gives."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import torch
+
+from feature_runs import paint
+from process_cases import CASES, start
+from secu.train.run import Run
+from small_runs import assert_same
+
+NAMES = (*CASES, "features", "selflabel", "selflabel-many")
+FEW = ("size", "entropy", "closed-form", "selflabel-many")  # for four processes
+STOPPED = ("size", "selflabel")  # after one epoch by one process, then resumed by several
+CLOSE = 1e-9  # relative error of numbers in double precision; tiny runs amplify rounding
+SETTINGS = ("heads=[5,7]", "optim.batch_size=100", "optim.warmup_epochs=1", "encoder.dim=8", "--device", "cpu")
+TRAIN = ("train", "digits", "optim.epochs=3", *SETTINGS)
+
+
+def ended(processes, code=0):
+    """Wait for processes, and return what each wrote to stderr."""
+    outputs = [process.communicate(timeout=250) for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == ([code] * len(codes) if isinstance(code, int) else code), outputs
+    return [err for _, err in outputs]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    paint(folder / "pictures", 31)
+    np.save(folder / "array.npy", np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8))
+    return folder
+
+
+def commands(folder):
+    """Return commands whose results must not depend on the number of processes."""
+    return [
+        "embed",
+        f"secu fit {folder.parent / 'pictures'} -k 3 --from-scratch --out {folder / 'fit'} optim.epochs=2"
+        " optim.batch_size=8 data.image_size=12 --device cpu",
+        f"secu selflabel {folder / 'fit'} --out {folder / 'second'} optim.epochs=2 --device cpu",
+        f"secu evaluate {folder / 'fit'} --device cpu",
+        f"secu predict {folder / 'fit'} {folder.parent / 'array.npy'} -o {folder / 'out'}/ --device cpu",
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(base):
+    """Do everything in one process; return its folder."""
+    folder = base / "1"
+    folder.mkdir()
+    jobs = [*NAMES, *commands(folder), *(f"stop:{name}" for name in STOPPED)]
+    ended(start(1, "process_cases.py", str(folder), str(folder / "size"), *jobs))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(base, alone):
+    folder = base / "2"
+    shutil.copytree(alone / "stopped", folder / "stopped")
+    jobs = [*NAMES, *commands(folder), "stop:entropy", *(f"resume:{name}" for name in STOPPED)]
+    ended(start(2, "process_cases.py", str(folder), str(alone / "size"), *jobs))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def four(base, alone):
+    folder = base / "4"
+    folder.mkdir()
+    ended(start(4, "process_cases.py", str(folder), str(alone / "size"), *FEW))
+    return folder
+
+
+def assert_alike(ours, theirs, name, world):
+    """Compare all processes with each other bit by bit, and with the single one up to rounding."""
+    expected = torch.load(theirs / f"{name}-0.pt")
+    states = [torch.load(ours / f"{name}-{rank}.pt") for rank in range(world)]
+    for key, value in expected.items():
+        for state in states[1:]:
+            assert torch.equal(states[0][key], state[key]), key
+        if value.is_floating_point():
+            torch.testing.assert_close(states[0][key], value, rtol=CLOSE, atol=CLOSE, msg=key)
+        else:
+            assert torch.equal(states[0][key], value), key
+    mine, other = (Run.open(folder / name).metrics() for folder in (ours, theirs))
+    assert len(mine) == len(other)
+    for a, b in zip(mine, other, strict=True):
+        same = {key for key in b if "seconds" not in key}
+        assert a.keys() == b.keys()
+        assert {key: a[key] for key in same} == pytest.approx({key: b[key] for key in same}, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_equal_one(alone, two, name):
+    assert_alike(two, alone, name, 2)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_four_processes_equal_one(alone, four, name):
+    assert_alike(four, alone, name, 4)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_run_is_resumed_by_another_number_of_processes(alone, two, name):
+    assert_alike(two / "stopped", alone, name, 2)
+
+
+def test_the_time_limit_ends_all_processes_after_the_same_epoch(two):
+    assert len(Run.open(two / "stopped" / "entropy").metrics()) == 1
+
+
+def test_run_json_names_the_number_of_processes(alone, two):
+    assert Run.open(two / "size").record()["processes"] == 2
+    assert "processes" not in Run.open(alone / "size").record()
+
+
+def test_every_process_embeds_a_part_of_the_images(alone, two):
+    assert np.array_equal(np.load(two / "features.npy"), np.load(alone / "features.npy"))
+    assert [(two / f"embedded-{rank}").read_text() for rank in range(2)] == ["15", "16"]
+    assert not list((two / "data").rglob(".*.part*"))
+
+
+@pytest.mark.parametrize("name", ["fit", "second"])
+def test_a_whole_run_of_two_processes_has_the_same_tables(alone, two, name):
+    for file in ("assignments.csv", "clusters.csv"):
+        ours, theirs = (np.genfromtxt(folder / name / file, delimiter=",", names=True) for folder in (two, alone))
+        assert ours.dtype == theirs.dtype
+        for column in ours.dtype.names:
+            assert ours[column] == pytest.approx(theirs[column], abs=1e-5, nan_ok=True), column
+    assert (two / name / "report.html").is_file()
+
+
+def test_predictions_in_a_folder_do_not_depend_on_who_wrote_them(alone, two):
+    ours, theirs = (sorted((folder / "out").glob("*.parquet")) for folder in (two, alone))
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    tables = [pa.concat_tables(map(parquet.read_table, paths)) for paths in (ours, theirs)]
+    assert tables[0]["cluster"].equals(tables[1]["cluster"])
+    assert tables[0]["id"].to_pylist() == [str(i) for i in range(50)]
+
+
+def test_an_error_of_one_process_is_one_line_that_names_it(tmp_path):
+    failed = start(2, "failing_process.py", *TRAIN, "--out", str(tmp_path / "run"))
+    assert ended(failed, code=[1, 2]) == ["", "secu: rank 1: made up: 1 must be 2\n"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_commands_say_that_they_run_in_one_process():
+    errors = ended(start(2, "-m", "secu", "recipes"), code=2)
+    assert sorted(errors)[0] == ""
+    assert "recipes runs in one process" in sorted(errors)[1]
+
+
+def wait_for(happened, processes):
+    """Wait until something happened, which must be before the processes end."""
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert all(process.poll() is None for process in processes), [p.communicate() for p in processes]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def epochs_of(run):
+    """Return how many epochs a run in progress has recorded."""
+    files = [path for path in (run / ".next" / "metrics.jsonl", run / "metrics.jsonl") if path.is_file()]
+    return len(files[0].read_text().splitlines()) if files else 0
+
+
+def test_a_signal_saves_and_ends_all_processes(tmp_path):
+    run = tmp_path / "run"
+    running = start(2, "-m", "secu", *TRAIN, "optim.epochs=400", "--out", str(run))
+    wait_for(lambda: epochs_of(run) >= 2, running)
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    errors = ended(running, code=143)
+    assert errors[0].startswith("secu: terminated; the same command with --resume continues")
+    assert errors[1] == ""
+    assert Run.open(run).load_state()["epochs_done"] >= 2
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(base):
+    ended(start(2, "quick_secu.py", *TRAIN, "optim.epochs=6", "--out", str(base / "uninterrupted")))
+    return Run.open(base / "uninterrupted")
+
+
+def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(uninterrupted, tmp_path):
+    """Two kills at random moments; every epoch has a checkpoint, so that not all of them start anew."""
+    run = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [*launcher, "--max-restarts", "3", "quick_secu.py", *TRAIN, "optim.epochs=6", "--out", str(run)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    tests = Path(__file__).parent
+    torchrun = subprocess.Popen(script, env=environment, stdout=pipe, stderr=pipe, text=True, cwd=tests)
+    moments = random.Random(0)
+    for epochs in (2, 4):
+        wait_for(lambda epochs=epochs: epochs_of(run) >= epochs, [torchrun])
+        time.sleep(moments.uniform(0, 0.3))
+        os.kill(moments.choice(children(torchrun.pid)), signal.SIGKILL)
+    out, err = torchrun.communicate(timeout=250)
+    assert torchrun.returncode == 0, err
+    assert "resumed after" in out
+    assert_same(Run.open(run), uninterrupted)
+    assert (run / "report.html").is_file()
+
+
+def children(parent):
+    """Return the processes that a process started, which run secu."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(path.parent.name))
+    return found
