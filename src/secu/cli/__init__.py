@@ -57,7 +57,17 @@ def main() -> NoReturn:
     if code == INTERRUPTED:  # also what typer returns after Ctrl-C
         _report_interruption(received)
         code = 128 + received[0] if received else INTERRUPTED
-    raise SystemExit(code if isinstance(code, int) else 0)
+    _leave(code if isinstance(code, int) else 0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the program; of several processes, at once: the threads of a process group may abort while Python ends."""
+    if processes.world() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _watch_signals() -> list[int]:
@@ -116,7 +126,7 @@ def _fail(error: Exception) -> NoReturn:
     who = f"rank {processes.rank()}: " if processes.world() > 1 else ""
     if processes.report_failure():  # otherwise this process fails because another one did
         print(f"secu: {who}{shortened(' '.join(message.split()), LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
-    raise SystemExit(code)
+    _leave(code)
 
 
 def _is_disconnected(error: Exception) -> bool:

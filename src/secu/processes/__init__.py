@@ -6,7 +6,7 @@ in a training step are in collectives.py. torch is imported only where a group e
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -135,25 +135,24 @@ def one_first() -> Iterator[None]:
 
 def report_failure() -> bool:
     """Return whether this is the first process that fails; the others end because of it."""
-    store = _store()
-    return store is None or bool(store.add(FAILED, 1) == 1)
+    if _Group.world == 1:
+        return True
+    with suppress(RuntimeError):  # the main process may hold the store, and have ended with it
+        return bool(_store().add(FAILED, 1) == 1)
+    return False
 
 
 def failed_elsewhere() -> bool:
     """Return whether another process has failed."""
-    store = _store()
-    return store is not None and bool(store.check([FAILED]))
+    if _Group.world == 1:
+        return False
+    with suppress(RuntimeError):
+        return bool(_store().check([FAILED]))
+    return True
 
 
 def _store() -> Any:
-    """Return the store of the process group; None if there is none, or if it cannot be reached any more."""
-    if _Group.world == 1:
-        return None
+    """Return the store of the process group."""
     from torch.distributed import distributed_c10d
 
-    try:
-        store = distributed_c10d._get_default_store()
-        store.check([FAILED])
-    except (RuntimeError, ValueError):
-        return None
-    return store
+    return distributed_c10d._get_default_store()
