@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import load
-from secu.errors import UserError
 
 ORDER = 0  # seed of the permutation that parts of a data set are taken from
 FILES_UP_TO = 10_000  # images; more are written as one array

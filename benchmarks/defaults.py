@@ -35,13 +35,13 @@ from secu.apps.console import ConsoleListener
 from secu.apps.feature_plan import Facts
 from secu.apps.fit import FitRequest, fit, prepare
 from secu.apps.plan import make_plan
+from secu.base.errors import UserError
+from secu.base.files import is_taken, write_json, write_text
 from secu.cluster.metrics import score
 from secu.config import Config
 from secu.data import Images
-from secu.errors import UserError
 from secu.settings import merge, parse_overrides, resolve
 from secu.train.device import choose_device
-from secu.train.files import is_taken, write_json, write_text
 
 DOC = ROOT / "docs" / "defaults.md"
 BEGIN = "<!-- results: made by benchmarks/defaults.py publish -->\n"

@@ -16,13 +16,13 @@ import torch
 from defaults import checked_out, hardware
 from results import KEPT
 
+from secu.base.files import write_json
 from secu.data import Source, decoded, open_source
 from secu.nets.embedding import Embedding
 from secu.nets.front import Front
 from secu.nets.pretrained import describe
 from secu.settings import resolve
 from secu.train.device import choose_device
-from secu.train.files import write_json
 
 REPEATS = 3
 

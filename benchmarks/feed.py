@@ -26,12 +26,12 @@ from defaults import checked_out, hardware
 from PIL import Image
 from results import KEPT
 
+from secu.base.files import write_json
 from secu.data import Images, load_images, open_source
 from secu.data.decode import decode
 from secu.data.stream import cores
 from secu.train.device import choose_device
 from secu.train.feed import HostFeed
-from secu.train.files import write_json
 
 REQUIRED = 0.85  # share of the rate of decoding alone
 SHARDS = 4

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from secu.apps.selflabel import second_config
+from secu.base.errors import UserError
+from secu.base.files import write_atomically, write_json, write_text
 from secu.config import Config
-from secu.errors import UserError
 from secu.settings import load_config, merge, with_shape
-from secu.train.files import write_atomically, write_json, write_text
 from secu.train.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,8 +2,8 @@
 
 import os
 
+from secu.base.errors import UserError
 from secu.cli import main
-from secu.errors import UserError
 from secu.train.step import Step
 
 if os.environ["RANK"] == "1":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from feature_runs import blobs, use_quarters
-from secu import processes
+from secu.base import processes
 from secu.cli import app
 from secu.config import Config
 from secu.data import Images

@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 from torch import Generator, Tensor
 
+from secu.base.errors import UserError
 from secu.config import AffineConfig, AugmentConfig
-from secu.errors import UserError
 from secu.views.augment import CROP_TRIES, Augmentation
 
 MANY = 20_000

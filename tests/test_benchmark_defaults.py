@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from secu.apps.plan import Facts, make_plan
+from secu.base.errors import UserError
 from secu.data import open_source
-from secu.errors import UserError
 from secu.settings import merge
 
 ROOT = Path(__file__).resolve().parent.parent

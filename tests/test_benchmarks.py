@@ -10,11 +10,11 @@ import torch
 
 from own_images import write_folder
 from secu.apps.selflabel import second_config
+from secu.base.errors import UserError
+from secu.base.files import write_json
 from secu.data import Images
-from secu.errors import UserError
 from secu.nets.pretrained import missing_extra
 from secu.settings import load_config, resolve, with_shape
-from secu.train.files import write_json
 from small_runs import new_run
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.data import Images
-from secu.errors import UserError
 from secu.methods import Method, build_method
 from secu.train.checkpoint import Checkpoint, load_method, load_predictor, load_tensors, method_of, select
 from secu.train.engine import Engine

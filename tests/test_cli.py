@@ -16,7 +16,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 from secu import __version__, cli
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.settings import load_config, recipe_names, with_shape
 from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
@@ -527,7 +527,7 @@ def test_ctrl_c_cleans_up_on_its_way(tmp_path):
 import os, signal, sys, time
 from pathlib import Path
 from secu import cli
-from secu.train.files import write_atomically
+from secu.base.files import write_atomically
 
 @cli.app.command()
 def work():

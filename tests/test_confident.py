@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.config import Config
-from secu.errors import UserError
 from secu.methods.confident import ConfidentLabels, most_confident
 from test_clustering import BATCH, DIM, IMAGES, dot, draw_embeddings, normalize, softmax
 

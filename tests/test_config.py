@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from secu.base.errors import UserError, nearest
 from secu.config import Config
-from secu.errors import UserError, nearest
 from secu.settings import load_config, load_recipe, merge, parse_overrides, recipe_names, resolve, with_shape
 from secu.train.run import Run
 

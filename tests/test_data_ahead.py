@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from secu.base.errors import UserError
 from secu.data import BadImage, Images, Source, stream
 from secu.data.loading import combine
-from secu.errors import UserError
 
 
 class Slow(Source):

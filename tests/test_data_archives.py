@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import secu.data.archives as archives
+from secu.base.errors import UserError
 from secu.data import BadImage, decoded, load_images, open_source
-from secu.errors import UserError
 
 TARS = {"tar": "w", "tar.gz": "w:gz", "tgz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
 

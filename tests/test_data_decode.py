@@ -16,7 +16,8 @@ from PIL import Image
 
 from secu.config import DataConfig
 from secu.data import load, open_source
-from secu.data.decode import MAX_PIXELS, BadImage, decode
+from secu.data.decode import MAX_PIXELS, decode
+from secu.data.image_files import BadImage
 from secu.data.probe import read_header
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -428,7 +429,8 @@ WORST = """
 import resource, sys
 from secu.config import DataConfig
 from secu.data import load, open_source
-from secu.data.decode import MAX_PIXELS, BadImage, decode
+from secu.data.decode import MAX_PIXELS, decode
+from secu.data.image_files import BadImage
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     decode(open(sys.argv[1], "rb").read(), 64, 3, None, int(sys.argv[2]))

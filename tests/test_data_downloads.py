@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from secu.base.errors import UserError
 from secu.data import open_source
 from secu.data.downloads import ARCHIVES, BLOCK, Archive, download, install
-from secu.errors import UserError
 
 PAYLOAD = np.random.default_rng(0).bytes(3 * BLOCK)  # random, so that packing does not shrink it under a block
 

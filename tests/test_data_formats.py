@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import classes as names
 from secu.data import load
-from secu.errors import UserError
 
 
 def load_dataset(name, split, root=None, size=None):

@@ -5,8 +5,8 @@ import importlib.util
 import numpy as np
 import pytest
 
+from secu.base.errors import UserError
 from secu.data import load_images, open_source
-from secu.errors import UserError
 from shard_files import NAMES, pictures, write_files, write_parquet
 
 SHAPE = (3, 12, 12)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import (
     ArraySource,
@@ -23,7 +24,6 @@ from secu.data import (
     remember,
     splits_of,
 )
-from secu.errors import UserError
 from secu.registry import SOURCES
 
 
@@ -207,7 +207,7 @@ def test_files_from_outside_are_cached_like_any_other(sources, files, tmp_path, 
     assert images.ids == ("1", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19")
     assert images.original(1) == files / "10.png"
     assert len(remember(images)) == 11
-    assert len(list((tmp_path / "data" / "images").iterdir())) == 1
+    assert len(list((tmp_path / "data" / "images").glob("*.images"))) == 1
 
 
 def test_a_kind_that_nobody_knows_is_taken_for_a_path():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from secu.base.errors import UserError
 from secu.data import load_images, open_source, remember, rows
 from secu.data.rows import FileRows, open_npy
-from secu.errors import UserError
 
 
 def numbers(*shape, dtype=np.uint8):
@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from secu.data import formats, load_images, open_source, rows
-from secu.errors import UserError
+from secu.base.errors import UserError
 
 def expect(path, read):
     os.truncate(path, 10)

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from secu.base.errors import UserError
 from secu.data import BadImage, load_images, open_source
 from secu.data.parquet_images import ParquetImages
 from secu.data.patterns import matching_files
 from secu.data.shards import ShardSource
 from secu.data.strings import Names, pick
-from secu.errors import UserError
 from shard_files import NAMES, pictures, suffix, write_files, write_parquet, write_shards, write_tar
 
 SHAPE = (3, 12, 12)

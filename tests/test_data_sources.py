@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from secu.base.errors import UserError
 from secu.data import ArraySource, BadImage, decoded, decoded_in_batches, load_images, open_source, printable
 from secu.data.text import natural
-from secu.errors import UserError
 
 
 def put(folder, *names, size=(6, 4), mode="RGB"):

@@ -9,10 +9,10 @@ from PIL import Image
 
 from secu import cli
 from secu.apps.demo import Demo, free_folder, kmeans_on_pixels, run_demo
+from secu.base.errors import UserError
 from secu.cluster.metrics import score
 from secu.config import DataConfig
 from secu.data import load
-from secu.errors import UserError
 from secu.train.listener import Listener
 from secu.train.place import LOCK
 

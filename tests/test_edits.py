@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.results import edits
 from secu.results.edits import Edits, ranked, read_edits
 

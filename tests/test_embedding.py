@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from secu.base.errors import UserError
 from secu.config import Config
 from secu.data import ArraySource, Images, Source, open_images, open_source, remember
-from secu.errors import UserError
 from secu.nets import embedding as module
 from secu.nets import front as front_module
 from secu.nets.embedding import default_feature_cache, embed_images

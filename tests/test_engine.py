@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.cluster.constraints import SizeConstraint
 from secu.data import Images
-from secu.errors import UserError
 from secu.methods import Method, build_method
 from secu.methods.selflabel import SelfLabeling
 from secu.nets.norm import ViewNorm

@@ -28,11 +28,11 @@ from secu.apps.fit import FitRequest, prepare
 from secu.apps.fit import fit as run_fit
 from secu.apps.images import images_of
 from secu.apps.selflabel import self_label
+from secu.base.errors import UserError
 from secu.cli import app
 from secu.cluster.metrics import accuracy
 from secu.config import Config
 from secu.data import load_images, open_images
-from secu.errors import UserError
 from secu.results.reading import read_assignments
 from secu.train.listener import Listener
 from secu.train.run import Run

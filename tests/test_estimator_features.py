@@ -12,8 +12,8 @@ from sklearn.pipeline import make_pipeline
 
 from feature_runs import COUNT, blobs, use_quarters
 from secu import SeCu
+from secu.base.errors import UserError
 from secu.cluster.metrics import accuracy
-from secu.errors import UserError
 
 SMALL = {"encoder.dim": 8, "encoder.hidden_dim": 16, "optim.batch_size": 40}
 

@@ -8,7 +8,7 @@ import torch
 
 from own_images import tree
 from secu import SeCu
-from secu.errors import UserError
+from secu.base.errors import UserError
 
 
 class Odd:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from own_images import SHORT, fitted, tree, write_folder
 from secu.apps.export import export_onnx
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.methods.predictor import Predictions, Predictor
 from secu.settings import load_config, merge
 from secu.train.checkpoint import load_predictor

@@ -12,7 +12,7 @@ from secu.apps import feature_plan as rules
 from secu.apps.feature_plan import Facts, batch_size, choose_backbone, neighbor_count
 from secu.apps.fit import FitRequest, prepare
 from secu.apps.plan import Plan, make_plan
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.nets.pretrained import LITE0
 
 COMMAND = 'pip install "secu[pretrained]"'

@@ -30,8 +30,8 @@ from secu.apps.pipeline import Request, run, run_together
 from secu.apps.predict import predict_source
 from secu.apps.selflabel import self_label
 from secu.apps.sort import sort_run
+from secu.base.errors import UserError
 from secu.data import Images, open_images, open_source
-from secu.errors import UserError
 from secu.settings import merge
 from secu.train.checkpoint import TREE as TREE_TENSORS
 from secu.train.checkpoint import load_method, load_predictor

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from secu.base.errors import UserError
 from secu.data import Images, load, require_all
-from secu.errors import UserError
 from secu.settings import load_config
 from secu.train.feed import HostFeed, ResidentFeed, build_feed
 from secu.train.listener import Listener

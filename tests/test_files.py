@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from secu.errors import UserError
-from secu.train.files import aside, is_taken, is_temporary, remove_leftovers, write_atomically, write_text
+from secu.base.errors import UserError
+from secu.base.files import aside, is_taken, is_temporary, remove_leftovers, write_atomically, write_text
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -71,7 +71,7 @@ def test_full_disk_is_reported_with_the_name_that_the_user_knows(tmp_path):
 LEAVE = """
 import os, signal, sys
 from pathlib import Path
-from secu.train.files import aside, write_atomically
+from secu.base.files import aside, write_atomically
 def die(path):
     (path / "a").write_text("half") if path.is_dir() else path.write_text("half")
     print(path.name, flush=True)

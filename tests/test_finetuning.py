@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from secu.base.errors import UserError
 from secu.config import EncoderConfig
-from secu.errors import UserError
 from secu.nets.backbones import BasicBlock, Bottleneck, ResNet, build_backbone
 from secu.nets.encoder import Encoder
 from secu.nets.lite0 import Lite0

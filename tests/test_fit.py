@@ -24,9 +24,9 @@ from own_images import (
     write_zip,
 )
 from secu.apps.fit import FitRequest, nested, prepare
+from secu.base.errors import UserError
 from secu.cluster.metrics import score
 from secu.data import open_source, shape_of
-from secu.errors import UserError
 from secu.settings import merge
 from secu.train.listener import Listener
 from secu.train.run import Run

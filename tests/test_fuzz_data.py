@@ -29,11 +29,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from secu.base.errors import UserError
 from secu.data import load_images, open_source
 from secu.data.cache import cached
 from secu.data.decode import decode
 from secu.data.probe import read_header
-from secu.errors import UserError
 from secu.settings import load_config
 from secu.train.run import Run
 from test_embedding import embed, paint, use_tiny
@@ -288,7 +288,7 @@ def test_the_cache_of_decoded_images(tmp_path):
     (tmp_path / "bad.png").write_bytes(b"no")
     source = open_source(tmp_path)
     cached(source, (1, 4, 4), None, tmp_path / "cache")
-    (file,) = (tmp_path / "cache").iterdir()
+    (file,) = (tmp_path / "cache").glob("*.images")
     content = file.read_bytes()
 
     @settings(max_examples=2 * EXAMPLES)

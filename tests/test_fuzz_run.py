@@ -16,8 +16,8 @@ from torch import Tensor
 
 from secu.apps import pipeline
 from secu.apps.predict import read_limits
+from secu.base.errors import UserError
 from secu.cluster.tree import Tree
-from secu.errors import UserError
 from secu.results.reading import read_assignments
 from secu.results.results import find_results, write_report
 from secu.settings import flatten, merge, nest

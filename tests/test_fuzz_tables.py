@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from secu import SeCu, cli
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.results.edits import read_rows
 from secu.results.reading import read_assignments, read_limits
 from secu.train.run import Run

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.config import EncoderConfig
-from secu.errors import UserError
 from secu.nets.hub import FAMILIES, Hub, hub
 from secu.nets.pretrained import describe, missing_extra, weights_id
 

@@ -11,8 +11,8 @@ from secu.apps.plan import Facts, make_plan
 from secu.apps.predict import predict_source
 from secu.apps.reading import room_for
 from secu.apps.sort import sort_run
+from secu.base.errors import UserError
 from secu.data import open_source
-from secu.errors import UserError
 from secu.results.results import find_results, write_report
 from secu.settings import merge
 from secu.train.checkpoint import load_predictor

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from secu import SeCu
 from secu.apps.plan import Facts, make_plan
+from secu.base.errors import UserError
 from secu.config import EncoderConfig
-from secu.errors import UserError
 from secu.nets import lite0 as module
 from secu.nets.backbones import SmallNet
 from secu.nets.lite0 import ConvNorm, InvertedResidual, Lite0, frozen, lite0, same_convolution, weights_file

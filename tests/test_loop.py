@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import secu.train.clock
+from secu.base.errors import UserError
 from secu.data import Images
-from secu.errors import UserError
 from secu.train.checkpoint import Checkpoint
 from secu.train.clock import Clock
 from secu.train.listener import Listener

@@ -12,7 +12,7 @@ from torch import Tensor
 import secu.train.clock
 from secu.apps import pipeline
 from secu.apps.console import ConsoleListener
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.methods import Conclusion, Method, build_method
 from secu.methods.secu import StableClustering
 from secu.registry import METHODS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from secu.names import HANDLER, escape, escape_text, unescape
+from secu.base.names import HANDLER, escape, escape_text, unescape
 
 ANY = st.characters(codec=None, categories=None)  # lone surrogates, control characters and everything else
 TRICKY = st.sampled_from(["\\", "x", "u", "U", "f", "0", "5c", "\udcff", "\\xff", "\\u200d", "\\U0001f600", "\n", "é"])

@@ -14,7 +14,7 @@ from PIL import Image
 
 from own_images import rows_of
 from secu import SeCu, cli
-from secu.names import unescape
+from secu.base.names import unescape
 from secu.results.reading import read_assignments
 
 SHORT = ("optim.epochs=2", "optim.warmup_epochs=0", "encoder.dim=8", "--from-scratch", "--device", "cpu")

@@ -22,8 +22,8 @@ from secu.apps.predict import predict_source
 from secu.apps.recipe import run_recipes
 from secu.apps.selflabel import self_label
 from secu.apps.sort import sort_run
+from secu.base.errors import UserError
 from secu.data import changes, open_source, remember
-from secu.errors import UserError
 from secu.results.results import find_results, write_report
 from secu.settings import load_config
 from secu.train.checkpoint import Checkpoint, load_predictor

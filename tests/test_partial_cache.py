@@ -1,11 +1,11 @@
-"""A large cache that was interrupted, or whose process was killed, continues where it stopped."""
+"""A cache that was interrupted, or whose process was killed, continues where it stopped."""
 
 import numpy as np
 import pytest
 
+from secu.base.errors import UserError
 from secu.data import load_images, open_source
 from secu.data.stream import decoded
-from secu.errors import UserError
 from shard_files import pictures, write_files
 
 SHAPE = (3, 12, 12)
@@ -13,8 +13,7 @@ SHAPE = (3, 12, 12)
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """Return pictures, one of which is bad, whose cache counts as large."""
-    monkeypatch.setattr("secu.data.cache.RESUMABLE", 0)
+    """Return pictures, one of which is bad."""
     monkeypatch.setattr("secu.data.cache.EVERY", 4)
     folder = write_files(tmp_path / "p", pictures())
     (folder / "cat" / "003.jpg").write_bytes(b"no image")

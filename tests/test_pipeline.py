@@ -23,10 +23,10 @@ from secu.apps.pipeline import Request, run_together
 from secu.apps.predict import predict_source
 from secu.apps.selflabel import self_label
 from secu.apps.sort import sort_run
+from secu.base.errors import UserError
 from secu.cluster.metrics import score
 from secu.config import DataConfig
 from secu.data import Images, load, open_images, open_source
-from secu.errors import UserError
 from secu.methods import Method
 from secu.results.results import find_results, write_report
 from secu.settings import load_config, merge

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from secu.errors import UserError
+from secu.base.errors import UserError
+from secu.base.files import write_json
 from secu.settings import load_config
 from secu.train import place
-from secu.train.files import write_json
 from secu.train.place import FILES, LOCK, NEXT, READY, finish_replacement, held, holds_files, require_unlocked
 from secu.train.run import Run
 from small_runs import new_run

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from secu.apps.plan import Facts, Plan, estimate, make_plan
+from secu.base.errors import UserError
 from secu.config import Config
-from secu.errors import UserError
 
 PHOTOS = Facts(images=10_000, side=500, channels=3, device="cpu")
 

@@ -16,8 +16,8 @@ from PIL import Image
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
 from secu.apps import predict
 from secu.apps.predict import limits_of, predict_source
+from secu.base.errors import UserError
 from secu.data import ArraySource, open_source, stream
-from secu.errors import UserError
 from secu.settings import merge
 from secu.train.listener import Listener
 from secu.train.run import Run

@@ -7,8 +7,8 @@ import pytest
 from secu.apps import predict_parts as parts
 from secu.apps.predict import predict_source
 from secu.apps.predict_parts import is_folder, predict_parts
+from secu.base.errors import UserError
 from secu.data import open_source
-from secu.errors import UserError
 
 
 @pytest.fixture

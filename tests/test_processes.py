@@ -17,9 +17,9 @@ import torch
 
 from feature_runs import paint
 from process_cases import CASES, start
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError
 from secu.cli import app
-from secu.errors import UserError
 from secu.train.run import Run
 from small_runs import assert_same
 

@@ -9,7 +9,7 @@ import pytest
 from own_images import contents, rows_of, write_folder
 from secu.apps.pipeline import Request
 from secu.apps.recipe import parse_seeds, repeat, run_recipes, summary
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.settings import load_config
 from secu.train.listener import Listener
 from secu.train.run import Run

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
+from secu.base.errors import UserError
 from secu.cluster.constraints import Constraint, SizeConstraint, build_constraint
 from secu.config import Config
-from secu.errors import UserError
 from secu.nets.encoder import Encoder
 from secu.registry import BACKBONES, CENTERS, CONSTRAINTS, METHODS, SOURCES, Registry
 from secu.settings import load_config, resolve

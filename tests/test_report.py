@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from secu.base.names import escape
 from secu.cluster.metrics import score
 from secu.data import Images
 from secu.methods.predictor import Predictions
-from secu.names import escape
 from secu.results.found import Results
 from secu.results.pictures import Pictures
 from secu.results.report import Report, ReportData, build, cards, layout, limits, page, truth

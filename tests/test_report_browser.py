@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from secu.names import escape
+from secu.base.names import escape
 from secu.results.cells import disarm
 from secu.results.edits import read_rows
 from secu.results.report import page as report_page

@@ -13,9 +13,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch.nn.functional import normalize
 
+from secu.base.errors import UserError
 from secu.cluster.metrics import score
 from secu.data import Images
-from secu.errors import UserError
 from secu.methods.base import build_method
 from secu.methods.predictor import Predictions, choose, outlier_limits
 from secu.results import exemplars

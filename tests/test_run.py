@@ -14,9 +14,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from secu.errors import UserError
+from secu.base.errors import UserError
+from secu.base.files import write_json, write_text
 from secu.settings import load_config, with_shape
-from secu.train.files import write_json, write_text
 from secu.train.place import FILES
 from secu.train.run import Run
 from small_runs import new_run
@@ -370,7 +370,7 @@ def test_full_disk_is_one_line_that_names_the_file(tmp_path):
 import resource, sys
 from pathlib import Path
 import torch
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.train.run import Run
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 state = {"tensors": {"encoder.weight": torch.ones(9000)}, "momentum": {}, "epochs_done": 1, "seconds": 0.5}

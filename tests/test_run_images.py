@@ -12,9 +12,9 @@ from PIL import Image
 from own_images import SHORT, digits, fit_now, fitted, request_of, rows_of, write_folder, write_manifest, write_zip
 from secu.apps.images import images_of, images_to_score
 from secu.apps.selflabel import self_label
+from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import Images, load, shape_of
-from secu.errors import UserError
 from secu.settings import load_config, merge
 from secu.train.listener import Listener
 from secu.train.run import Run

@@ -12,9 +12,9 @@ from torch import Tensor
 import secu.train.clock
 from second_runs import COUNT, SHORT, STEPS, few_digits, make_first, predictions_of
 from secu.apps.selflabel import second_config
+from secu.base.errors import UserError
 from secu.cluster.metrics import calibration_error, matched
 from secu.data import Images
-from secu.errors import UserError
 from secu.methods import Conclusion, build_method, selflabel
 from secu.methods.confident import most_confident
 from secu.methods.consistency import consistency

@@ -16,7 +16,7 @@ from secu import cli
 from secu.apps.images import images_of
 from secu.apps.pipeline import Finished
 from secu.apps.selflabel import second_config, self_label
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.settings import load_config
 from secu.train.listener import Listener
 from secu.train.run import Run

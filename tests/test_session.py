@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from secu.base.errors import UserError
 from secu.cluster.constraints import NO_LABEL
 from secu.data import Images, load
-from secu.errors import UserError
 from secu.settings import load_config
 from secu.train.device import choose_device
 from secu.train.run import Run

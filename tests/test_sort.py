@@ -12,9 +12,9 @@ from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_zip
 from secu.apps.sort import put, sort_run
+from secu.base.errors import UserError
 from secu.data import Images
 from secu.data.archives import TarSource
-from secu.errors import UserError
 from secu.settings import merge
 from secu.train.listener import Listener
 

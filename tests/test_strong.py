@@ -9,8 +9,8 @@ from PIL import ImageOps
 from scipy import stats
 from torch import Generator, Tensor
 
+from secu.base.errors import UserError
 from secu.config import AugmentConfig, SelfLabelConfig
-from secu.errors import UserError
 from secu.views import strong_pixels as ops
 from secu.views.augment import Augmentation
 from secu.views.strong import StrongAugmentation

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.methods.predictor import Predictions
 from secu.results.reading import read_assignments, read_limits
 from secu.results.tables import OURS, CsvWriter, format_of, make_table, table_writer

@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from secu.base.errors import UserError
 from secu.data import BadImage, VectorSource, load_images, open_images, open_source, remember
 from secu.data import vectors as module
 from secu.data.arrays import ArraySource
 from secu.data.rows import FileRows
 from secu.data.source import FileSource
 from secu.data.vectors import looks_like_picture
-from secu.errors import UserError
 
 LISTS = {
     "list": pa.list_,

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.train.checkpoint import load_predictor
 from secu.train.place import FILES, LOCK
 from secu.train.run import Run

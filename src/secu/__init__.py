@@ -3,7 +3,8 @@
 The package is a stack of layers, each of which imports only those before it: ``data`` (images), ``views``
 (augmentation), ``nets`` (encoders), ``cluster`` (losses, constraints, centers), ``methods`` (SeCu, self-labeling),
 ``train`` (loop, checkpoints, run folder), ``results`` (tables and report) and ``apps`` (implementation of the
-commands). ``config``, ``settings`` and ``registry`` define the settings of a run.
+commands). ``config``, ``settings`` and ``registry`` define the settings of a run, and ``base`` holds what every layer
+uses.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -27,9 +27,10 @@ from secu.apps.fit import FitRequest, fit, nested, prepare
 from secu.apps.images import load_inputs
 from secu.apps.parameters import check_parameters, check_path
 from secu.apps.selflabel import second_config, self_label
+from secu.base.errors import UserError
+from secu.base.files import is_taken, write_json
 from secu.cluster.metrics import accuracy
 from secu.data import ArraySource, Images, Source, open_images, printable, shape_of
-from secu.errors import UserError
 from secu.methods.predictor import Predictions, Predictor
 from secu.results.health import warnings_of
 from secu.results.reading import read_assignments
@@ -37,7 +38,6 @@ from secu.settings import flatten, merge
 from secu.train.checkpoint import method_of
 from secu.train.device import choose_device
 from secu.train.engine import choose_engine
-from secu.train.files import is_taken, write_json
 from secu.train.place import MODEL, OUTCOMES, held
 from secu.train.run import Run
 

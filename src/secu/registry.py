@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-from secu.errors import nearest
+from secu.base.errors import nearest
 
 Part = TypeVar("Part", bound=Callable[..., Any])
 

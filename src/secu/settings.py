@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from secu.base.errors import LONGEST, UserError, nearest, quoted, shortened
+from secu.base.yamls import DEEPEST, parse_yaml, read_yaml
 from secu.config import Config, Model
-from secu.errors import LONGEST, UserError, nearest, quoted, shortened
-from secu.yamls import DEEPEST, parse_yaml, read_yaml
 
 RENAMED_KEYS = {
     ("augment", "grey_prob"): "gray_prob",

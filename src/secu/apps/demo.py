@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secu.apps import pipeline
+from secu.base.files import write_json
 from secu.cluster.metrics import Scores, score
 from secu.data import Images, load
 from secu.settings import load_config
 from secu.train.device import choose_device
-from secu.train.files import write_json
 from secu.train.listener import Listener
 from secu.train.run import Run
 

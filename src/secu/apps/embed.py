@@ -7,18 +7,18 @@ import numpy as np
 import torch
 
 import secu
-from secu import processes
 from secu.apps.feature_plan import PRETRAINED
 from secu.apps.images import load_inputs
+from secu.base import processes
+from secu.base.errors import UserError, nearest
+from secu.base.files import write_atomically
+from secu.base.names import escape
 from secu.config import Config
 from secu.data import FileSource, Images, Source, VectorSource
 from secu.data.vectors import MARK
-from secu.errors import UserError, nearest
-from secu.names import escape
 from secu.nets.pretrained import describe, require_extra
 from secu.results.tables import writable
 from secu.settings import resolve
-from secu.train.files import write_atomically
 from secu.train.listener import Listener
 
 FORMATS = ("npy", "parquet")

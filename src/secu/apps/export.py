@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from secu.errors import UserError
+from secu.base.errors import UserError
+from secu.base.files import write_atomically
 from secu.methods.predictor import Predictor
 from secu.train.checkpoint import load_predictor
-from secu.train.files import write_atomically
 from secu.train.run import Run
 
 

@@ -13,9 +13,9 @@ from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
 from secu.apps.reading import room_for
+from secu.base.errors import UserError
 from secu.config import Config, DataConfig
 from secu.data import Images, Source, VectorSource, open_source, remember, require_all, shape_of
-from secu.errors import UserError
 from secu.nets.pretrained import describe, missing_extra, require_extra
 from secu.settings import merge, nest, resolve
 from secu.train.device import choose_device

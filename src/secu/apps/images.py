@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from secu.base.errors import UserError
 from secu.config import Config
 from secu.data import (
     Images,
@@ -15,7 +16,6 @@ from secu.data import (
     shape_of,
     splits_of,
 )
-from secu.errors import UserError
 from secu.nets.embedding import embed_images
 from secu.nets.front import Front, needs_front
 from secu.train.device import choose_device

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 
 LONGEST = 100  # characters of a value that a message repeats
 MOST_EPOCHS = 1_000_000

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError, nearest
+from secu.base.files import write_json
 from secu.config import Config
 from secu.data import Images, Known
-from secu.errors import UserError, nearest
 from secu.results.results import Results, find_results, write_results
 from secu.settings import with_shape
 from secu.train.clock import Clock
 from secu.train.device import choose_device
 from secu.train.engine import choose_engine, load_compiler
 from secu.train.feed import ResidentFeed
-from secu.train.files import write_json
 from secu.train.listener import Listener
 from secu.train.loop import train
 from secu.train.place import held

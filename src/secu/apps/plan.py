@@ -13,8 +13,8 @@ from secu.apps import feature_plan
 from secu.apps.durations import estimate, overhead
 from secu.apps.feature_plan import Change, Facts, asked
 from secu.apps.reading import reading
+from secu.base.errors import UserError
 from secu.config import Config
-from secu.errors import UserError
 from secu.nets.pretrained import describe
 from secu.settings import flatten, merge, resolve
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError
+from secu.base.files import write_atomically
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
-from secu.errors import UserError
 from secu.methods.predictor import Predictions, batch_size, best_two
 from secu.results.reading import read_limits
 from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
-from secu.train.files import write_atomically
 from secu.train.listener import Listener
 from secu.train.run import Run
 

@@ -8,13 +8,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from secu import processes
 from secu.apps.predict import Stream
+from secu.base import processes
+from secu.base.errors import UserError
+from secu.base.files import read_json, write_atomically, write_json
 from secu.data import Skipped, Source, printable
-from secu.errors import UserError
 from secu.results.tables import CsvWriter, ParquetWriter, table_writer
 from secu.train.device import choose_device
-from secu.train.files import read_json, write_atomically, write_json
 from secu.train.listener import Listener
 from secu.train.place import MODEL
 from secu.train.run import Run

@@ -9,9 +9,9 @@ from typing import Any, Unpack
 
 from secu.apps.images import images_to_score, open_inputs, require_unchanged
 from secu.apps.pipeline import Finished, Options, Request, run_together
+from secu.base.errors import UserError
 from secu.config import Config
 from secu.data import remember, require_all
-from secu.errors import UserError
 from secu.settings import load_config, parse_overrides
 from secu.train.checkpoint import Checkpoint
 from secu.train.device import choose_device

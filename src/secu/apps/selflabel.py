@@ -6,9 +6,9 @@ from typing import Any, Unpack
 
 from secu.apps import pipeline
 from secu.apps.images import images_of, images_to_score, require_unchanged
+from secu.base.errors import UserError
 from secu.config import Config
 from secu.data import Images, Known
-from secu.errors import UserError
 from secu.settings import flatten, merge, resolve
 from secu.train.listener import Listener
 from secu.train.run import Run

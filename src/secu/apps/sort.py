@@ -10,15 +10,15 @@ from pathlib import Path
 from PIL import Image
 
 from secu.apps.images import images_of
+from secu.base.errors import UserError
+from secu.base.files import aside
 from secu.data import Images, printable
-from secu.data.decode import BadImage, as_bad_image, opened
 from secu.data.folders import is_image, spelled_out
+from secu.data.image_files import BadImage, as_bad_image, opened
 from secu.data.text import one_line
-from secu.errors import UserError
 from secu.results.edits import WRONG, ranked, read_edits, read_rows
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
-from secu.train.files import aside
 from secu.train.listener import Listener
 from secu.train.run import Run
 

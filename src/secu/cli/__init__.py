@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import typer
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError, shortened
 from secu.cli import experiments, own
 from secu.cli.app import app, options, parse_time, show_only_errors
-from secu.errors import UserError, shortened
 
 __all__ = ["app", "experiments", "main", "own", "parse_time"]
 

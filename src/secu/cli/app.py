@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from secu import __version__, processes
-from secu.errors import UserError, nearest
-from secu.names import HANDLER
+from secu import __version__
+from secu.base import processes
+from secu.base.errors import UserError, nearest
+from secu.base.names import HANDLER
 
 if TYPE_CHECKING:
     from secu.train.run import Run

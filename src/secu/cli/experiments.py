@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from secu.base.errors import UserError
 from secu.cli.app import (
     DataRoot,
     Debug,
@@ -22,7 +23,6 @@ from secu.cli.app import (
     parse_time,
     warn_if_unfinished,
 )
-from secu.errors import UserError
 
 if TYPE_CHECKING:
     from secu.apps.pipeline import Finished

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from secu.base.errors import UserError
 from secu.cli.app import (
     DataRoot,
     Debug,
@@ -22,7 +23,6 @@ from secu.cli.app import (
     warn_if_unfinished,
 )
 from secu.cli.experiments import ran_out_of_time
-from secu.errors import UserError
 
 if TYPE_CHECKING:
     from secu.results.found import Results

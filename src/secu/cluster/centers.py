@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secu.base import collectives
 from secu.cluster.losses import at_label
 from secu.config import CentersConfig
-from secu.processes import collectives
 from secu.registry import CENTERS
 
 

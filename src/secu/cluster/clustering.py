@@ -8,12 +8,12 @@ K clusters of the largest head, D dimensions.
 import torch
 from torch import Tensor, nn
 
+from secu.base import collectives
 from secu.cluster.centers import build_centers
 from secu.cluster.constraints import NO_LABEL, build_constraint
 from secu.cluster.losses import PADDING, cross_entropy, log_probabilities, secu_loss, soft_label_loss
 from secu.cluster.tree import Tree
 from secu.config import Config
-from secu.processes import collectives
 
 
 class Clustering(nn.Module):

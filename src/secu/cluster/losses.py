@@ -8,7 +8,7 @@ exactly zero. PADDING is finite because 0 · (−∞) would make the loss NaN.
 import torch
 from torch import Tensor
 
-from secu.processes import collectives
+from secu.base import collectives
 
 PADDING = 1e4
 

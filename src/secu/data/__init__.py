@@ -6,8 +6,8 @@ All sources use the same decoder (decode.py). Importing this package does not im
 
 from secu.data.arrays import ArraySource
 from secu.data.cache import Progress
-from secu.data.decode import BadImage
 from secu.data.downloads import data_root, download
+from secu.data.image_files import BadImage
 from secu.data.images import Images
 from secu.data.known import Known, changes, remember
 from secu.data.loading import default_cache, load, load_images, require_all

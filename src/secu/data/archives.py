@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import IO, Any, NamedTuple, cast
 
-from secu.data.decode import BadImage, Raw
+from secu.base.errors import UserError
+from secu.data.decode import Raw
 from secu.data.folders import is_image
+from secu.data.image_files import BadImage
 from secu.data.source import Skipped, Source, file_stamp
 from secu.data.text import natural, one_line, printable
-from secu.errors import UserError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 MAX_MEMBER = 256 << 20  # bytes

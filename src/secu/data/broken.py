@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from secu import processes
-from secu.data.decode import BadImage
+from secu.base import processes
+from secu.base.errors import UserError
+from secu.data.image_files import BadImage
 from secu.data.source import Skipped, Source
 from secu.data.text import printable
-from secu.errors import UserError
 
 IN_A_ROW = 100  # broken images in a row after which the whole source is considered unreadable
 MAX_BAD = 0.05  # maximum share of unreadable images, unless allow_bad is set
@@ -72,6 +72,30 @@ class Broken:
         """Learn which images the other processes could not read; all processes must call this."""
         for reasons in processes.collect(self.reasons):
             self.reasons |= reasons
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    @property
+    def share_of_all(self) -> float:
+        """Share of the images that could not be read."""
+        return len(self) / len(self.source)
+
+    def report(self) -> str:
+        """Return one line that names the images not reported before; empty if there are none."""
+        new = self.new()
+        if not new:
+            return ""
+        name, reason = new[0]
+        others = f", and {len(new) - 1:,} more" if len(new) > 1 else ""
+        return f"cannot be read and left out: {printable(name)}: {reason}{others}"
+
+    def warning(self) -> str:
+        """Return a warning at the end of a run; empty if all images could be read."""
+        if not self.reasons:
+            return ""
+        count = f"{len(self):,} of {len(self.source):,} images ({self.share_of_all:.2%})"
+        return f"{count} could not be read and are left out: see skipped.csv"
 
     def new(self) -> list[Skipped]:
         """Return id and reason of the broken images that this method has not returned before."""

@@ -1,19 +1,17 @@
 """A cache file with the decoded images of a source, keyed by the source's fingerprint.
 
 The file contains the readable images (N, C, S, S), then a JSON list of the bad ones, then the length of that list and a
-magic number. It is copied to memory, or read row by row if it is too large for that, and written atomically: to a
-temporary file that is then renamed.
+magic number. It is copied to memory, or read row by row if it is too large for that. It grows under a temporary name
+(partial.py), and is renamed once it is complete; a lock keeps two processes from writing the same file.
 """
 
 import errno
 import hashlib
 import json
 import os
-import secrets
 import shutil
-import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,17 +20,17 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from secu.data.decode import MAX_PIXELS, BadImage
+from secu.base.errors import UserError
+from secu.data.decode import MAX_PIXELS
+from secu.data.image_files import BadImage
 from secu.data.partial import EVERY, Part
 from secu.data.rows import FileRows, fits_in_memory
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded
-from secu.errors import UserError
 
 VERSION = 1  # increment it whenever the same file would decode to different pixels
+ENDING = f".v{VERSION}.images"
 MARK = b"SeCu" + VERSION.to_bytes(4, "little")
-RESUMABLE = 1 << 30  # bytes; smaller caches are decoded again from the start after an interruption
-FORGOTTEN = 24 * 3600  # seconds after which a temporary file is considered abandoned
 
 Progress = Callable[[int, int], None]  # called with images done and total
 
@@ -54,7 +52,7 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
     Raises:
         UserError: The cache cannot be written, or no image can be read.
     """
-    path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{_slug(values)}.v{VERSION}.images"
+    path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{_slug(values)}{ENDING}"
     return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
 
 
@@ -108,28 +106,24 @@ def _stored(path: Path, shape: tuple[int, ...], bad: dict[int, str]) -> Stored:
 def _build(path: Path, source: Source, shape: Shape, values: str | None, progress: Progress | None) -> Stored:
     """Decode all images of a source into a cache file, and remove files of its earlier states.
 
-    If it is interrupted, a large file is kept and continued the next time.
+    If it is interrupted or killed, the next call continues. Of several processes, one decodes and the others wait.
     """
     size = len(source) * int(np.prod(shape))
-    large = size >= RESUMABLE
-    part = Part(path.with_name(f".{path.name}.{'part' if large else secrets.token_hex(4)}"), len(source))
-    keep = False
+    part = Part(path.with_name(f".{path.name}.part"), len(source))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock")) if large else nullcontext():
-            if large and (ready := _load(path, len(source), shape)) is not None:
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if (ready := _load(path, len(source), shape)) is not None:
                 return ready  # another process has just made it
-            _sweep(path, source)
-            bad = _fill(part, source, shape, values, progress)
-            part.path.replace(path)
-    except KeyboardInterrupt:
-        keep = large
-        raise
+            forget_earlier_states(path.parent, source, ENDING)
+            try:
+                bad = _fill(part, source, shape, values, progress)
+                part.path.replace(path)
+            except Exception:  # anything but an interruption
+                part.remove()
+                raise
     except OSError as error:
         raise UserError(cannot_write(path, error, size)) from None
-    finally:
-        if not keep:
-            part.remove()
     return _stored(path, (len(source) - len(bad), *shape), {i: error.reason for i, error in bad.items()})
 
 
@@ -210,17 +204,18 @@ def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> 
     os.fsync(file.fileno())  # a delayed write may still fail on a full disk
 
 
-def _sweep(path: Path, source: Source) -> None:
-    """Remove cache files of earlier states of a source, and temporary files left by killed processes."""
-    folder = path.parent
-    for old in folder.glob(f"{_key(source)}-*.images"):
-        if not (old.name.startswith(f"{state_of(source)}-") and old.name.endswith(f".v{VERSION}.images")):
+def forget_earlier_states(folder: Path, source: Source, ending: str) -> None:
+    """Remove cache files of earlier states of a source, and of earlier versions of this package.
+
+    Args:
+        folder: The cache.
+        source: The source in its current state.
+        ending: How names of current files end: version and kind.
+    """
+    kind = ending.rpartition(".")[2]
+    for old in (*folder.glob(f"{_key(source)}-*.{kind}"), *folder.glob(f".{_key(source)}-*.{kind}.*")):
+        if not (old.name.removeprefix(".").startswith(f"{state_of(source)}-") and ending in old.name):
             old.unlink(missing_ok=True)
-    for left in folder.glob(f".{_key(source)}-*.images.*"):
-        with suppress(FileNotFoundError):  # another process may be about to finish it
-            ours = left.name.startswith((f".{path.name}.part", f".{path.name}.lock"))
-            if not ours and time.time() - left.stat().st_mtime > FORGOTTEN:
-                left.unlink()
 
 
 def cannot_write(path: Path, error: OSError, size: int, what: str = "images") -> str:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.base.errors import UserError, nearest
 from secu.data import classes
 from secu.data.decode import Raw
 from secu.data.downloads import data_root
 from secu.data.folders import open_classes
 from secu.data.formats import Part, cifar_binary, cifar_pickle, stl10_binary
 from secu.data.source import Shape, Source
-from secu.errors import UserError, nearest
 
 
 class DataSet(NamedTuple):

@@ -15,30 +15,22 @@ The rules, in order:
   antialiased), then rotated according to EXIF.
 """
 
-import errno
-import io
-import os
-import stat
-import struct
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import ceil, floor
-from typing import IO, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 
 from secu.data.cutting import Choose, center, enough, squares
-from secu.data.text import one_line
-from secu.errors import UserError
+from secu.data.image_files import BadImage, as_bad_image, opened
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")  # no others: some run external programs (EPS)
 MAX_PIXELS = 100_000_000  # default of data.max_pixels; decoding takes up to 16 bytes per pixel (WebP), so 1.6 GB
 JPEG_FACTOR = 8  # a JPEG may have this many times as many pixels
-MAX_BYTES = 2 << 30  # maximum file size: pillow reads some formats entirely into memory
 LARGE = 25_000_000  # pixels; larger images are decoded one at a time, regardless of the number of threads
 # Ranges of 16-bit files, by their name in data.values → the value that becomes white.
 DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
@@ -46,8 +38,6 @@ DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
 Raw = str | bytes | NDArray[np.uint8]  # an image as read from a source: its path, its bytes or its pixels
 
 _one_large = threading.Lock()
-# The fingerprint of a source detects a fix for these, so they may be cached; other OS errors may be temporary.
-_LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -57,32 +47,6 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-class BadImage(UserError):
-    """An image that cannot be read.
-
-    Attributes:
-        reason: The reason in one line, without the image's name.
-        lasting: Whether the problem is permanent; False for disk errors or a lack of memory.
-    """
-
-    def __init__(self, reason: str, lasting: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.lasting = lasting
-
-
-@contextmanager
-def as_bad_image() -> Iterator[None]:
-    """Turn every exception into a ``BadImage``, since pillow may raise any exception on a damaged file."""
-    try:
-        yield
-    except BadImage:
-        raise
-    except Exception as error:
-        passing = isinstance(error, OSError) and error.errno is not None and error.errno not in _LASTING
-        raise BadImage(one_line(error), lasting=not (passing or isinstance(error, MemoryError))) from None
 
 
 @contextmanager
@@ -153,47 +117,9 @@ def _decode(
         return [_as_array(_upright(part, file), channels) for part in parts]
 
 
-@contextmanager
-def opened(raw: str | bytes) -> Iterator[ImageFile.ImageFile]:
-    """Open an image by its content; ``Image.open`` would reject large JPEGs before they can be drafted."""
-    with _regular(raw) if isinstance(raw, str) else io.BytesIO(raw) as file:
-        prefix = file.read(16)
-        if not prefix:
-            raise BadImage("empty file")
-        with _identify(file, prefix) as image:
-            yield image
-
-
 def is_16_bit(image: Image.Image) -> bool:
     """Return whether an image has a single 16-bit channel."""
     return image.mode.startswith("I;16")
-
-
-def _regular(path: str) -> IO[bytes]:
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block forever
-        raise BadImage("not a file")
-    if status.st_size > MAX_BYTES:
-        raise BadImage(f"file of {status.st_size / 1e9:.1f} GB; the limit is {MAX_BYTES / 1e9:.1f} GB")
-    return open(path, "rb")
-
-
-def _identify(file: IO[bytes], prefix: bytes) -> ImageFile.ImageFile:
-    damage = "not an image of a kind that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF)"
-    for name in FORMATS:
-        if name not in Image.OPEN:
-            Image.init()
-        if name not in Image.OPEN:
-            continue
-        factory, accept = Image.OPEN[name]
-        try:
-            accepted = accept is None or accept(prefix)  # a string explains why pillow cannot open it
-            if accepted and not isinstance(accepted, str):
-                file.seek(0)
-                return factory(file, "")
-        except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
-            damage = f"damaged {name} header: {one_line(error)}"
-    raise BadImage(damage)
 
 
 def _draft(image: ImageFile.ImageFile, least: tuple[int, int], channels: int, max_pixels: int) -> None:

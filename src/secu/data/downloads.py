@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import platformdirs
 
-from secu.errors import UserError, nearest
+from secu.base.errors import UserError, nearest
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 30  # seconds without a byte

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.base.errors import UserError
 from secu.data.rows import FileRows
-from secu.errors import UserError
 
 CIFAR_SHAPE = (3, 32, 32)
 STL10_SHAPE = (3, 96, 96)

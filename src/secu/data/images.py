@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.base.errors import UserError
 from secu.data.broken import Broken
 from secu.data.cutting import Choose
-from secu.data.decode import BadImage
+from secu.data.image_files import BadImage
 from secu.data.rows import FileRows
 from secu.data.shards import ShardSource
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
 from secu.data.strings import pick, picked_ids
-from secu.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ class Images:
         import torch
 
         assert self.source is not None
-        broken = self.broken or Broken(self.source)
+        broken = Broken(self.source) if self.broken is None else self.broken
         numbers = [self.numbers[i] for i in index.tolist()]
         return torch.from_numpy(crop_now(broken, numbers, choose, (self.shape[0], size, size), self.values))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError
 from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
@@ -20,7 +21,6 @@ from secu.data.stream import decoded_in_batches, needs_decoding
 from secu.data.strings import pick, picked_ids
 from secu.data.text import printable
 from secu.data.vectors import VectorSource
-from secu.errors import UserError
 
 if TYPE_CHECKING:
     from secu.config import DataConfig

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from secu.base.errors import UserError
 from secu.data.arrays import ArraySource
 from secu.data.decode import Raw
 from secu.data.opening import open_source
 from secu.data.source import FileSource, Source
 from secu.data.text import one_line
 from secu.data.vectors import VectorSource
-from secu.errors import UserError
 
 SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), (N, D) of features, or (N, H·H) of uint8, which are gray squares"
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.base.errors import UserError, shortened
 from secu.data.archives import require_ratio
 from secu.data.rows import Header, read_npy_header, require_plain
 from secu.data.text import printable
-from secu.errors import UserError, shortened
 
 IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # preferred keys of an .npz with several image arrays
 PIECE = 1 << 20  # bytes unpacked at a time

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from secu.base.errors import UserError
 from secu.data.archives import TAR_SUFFIXES, TarSource, ZipSource
 from secu.data.arrays import open_array
 from secu.data.datasets import find_dataset, open_dataset
@@ -19,7 +20,6 @@ from secu.data.shards import open_shards
 from secu.data.source import FileSource, Shape, Source
 from secu.data.text import printable
 from secu.data.vectors import has_vectors, open_vectors
-from secu.errors import UserError
 from secu.registry import SOURCES
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage, Raw
+from secu.base.errors import UserError
+from secu.data.decode import Raw
+from secu.data.image_files import BadImage
 from secu.data.source import Source, file_stamp
 from secu.data.strings import Names
 from secu.data.text import one_line, printable
-from secu.errors import UserError
 
 USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, if there are several
 LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels

@@ -1,4 +1,4 @@
-"""The part of a large cache file that is decoded already, so that an interrupted process continues there."""
+"""The part of a cache file that is decoded already, so that an interrupted process continues there."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from secu.data.decode import BadImage
+from secu.data.image_files import BadImage
 
 EVERY = 5_000  # images between two notes of how far it is
 

@@ -5,8 +5,8 @@ import os
 import re
 from itertools import product
 
+from secu.base.errors import UserError
 from secu.data.text import natural, printable
-from secu.errors import UserError
 
 SHARDS = (".tar", ".parquet", ".pq")
 _BRACES = re.compile(r"\{([^{}]*)\}")

@@ -17,9 +17,9 @@ from typing import IO, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from secu.data.decode import BadImage
+from secu.base.errors import UserError
+from secu.data.image_files import BadImage
 from secu.data.text import printable
-from secu.errors import UserError
 
 BLOCK = 64 << 20  # bytes read at a time
 LONGEST_HEADER = 16_384  # bytes of an .npy header, of which numpy accepts 10,000

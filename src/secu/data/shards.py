@@ -18,13 +18,14 @@ from typing import IO, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.decode import BadImage, Raw
+from secu.base.errors import UserError
+from secu.data.decode import Raw
 from secu.data.folders import SUFFIXES, is_image
+from secu.data.image_files import BadImage
 from secu.data.listing import Arrays, indexed, packed, unpacked
 from secu.data.source import Skipped, Source, file_stamp
 from secu.data.strings import Names
 from secu.data.text import one_line, printable
-from secu.errors import UserError
 
 LABELS = "cls"  # the column with the true labels
 MAX_IMAGE = 256 << 20  # bytes

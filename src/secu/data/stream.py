@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from secu.data.broken import Broken
 from secu.data.cutting import Choose
-from secu.data.decode import BadImage, Raw, as_bad_image, decode, decode_crops, quiet
+from secu.data.decode import Raw, decode, decode_crops, quiet
+from secu.data.image_files import BadImage, as_bad_image
 from secu.data.source import Shape, Source
 
 Outcome = NDArray[np.uint8] | BadImage

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secu.base.errors import UserError
 from secu.cluster.clustering import Clustering
 from secu.config import Config
 from secu.data import Images, Shape, shape_of
-from secu.errors import UserError
 from secu.methods.predictor import Predictor
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front, needs_front

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from secu.base import collectives
+from secu.base.errors import UserError
 from secu.cluster.clustering import Clustering
 from secu.cluster.losses import balanced_cross_entropy
 from secu.config import Config, SelfLabelConfig
-from secu.errors import UserError
-from secu.processes import collectives
 
 LARGEST_BONUS = 10  # in units of the temperature: wins every unconfident image, yet decays quickly
 SHARPEST = math.log(20)  # upper limit of log_sharpness

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secu import processes
+from secu.base import collectives, processes
 from secu.data import Images, Shape
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
-from secu.processes import collectives
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 

@@ -8,10 +8,10 @@ as the paper's last section suggests. Inputs are pixels, or feature vectors of a
 import torch
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.cluster.clustering import Clustering
 from secu.config import Config
 from secu.data import Images, Shape
-from secu.errors import UserError
 from secu.methods.answer import choose_answer
 from secu.methods.base import Conclusion, Method
 from secu.nets.encoder import Encoder

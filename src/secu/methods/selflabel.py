@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secu.base.errors import UserError
 from secu.cluster.metrics import find_temperature
 from secu.config import Config
 from secu.data import Images, Shape
-from secu.errors import UserError
 from secu.methods.base import Conclusion, Method
 from secu.methods.confident import ConfidentLabels
 from secu.methods.consistency import Consistency, consistency

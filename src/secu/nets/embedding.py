@@ -22,19 +22,20 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.broken import unreadable
-from secu.data.cache import Stored, cannot_write, state_of
+from secu.data.cache import Stored, cannot_write, forget_earlier_states, state_of
 from secu.data.decode import Raw, decode, quiet
 from secu.data.loading import combine, require_few_bad
 from secu.data.rows import FileRows
 from secu.data.stream import cores, read_raw
-from secu.errors import UserError
 from secu.nets.front import Front
 from secu.nets.pretrained import weights_id
 
 VERSION = 1  # increment it whenever the same image would get different features
+ENDING = f".v{VERSION}.features"
 CHUNK = {"cpu": 8, "mps": 32, "cuda": 64}  # images that a thread decodes and embeds at a time
 AHEAD = 3  # chunks read ahead for each thread
 LARGEST = float(np.finfo(np.float16).max)
@@ -200,7 +201,7 @@ def _cached(work: Embedding, folder: Path) -> Rows:
         lock = FileLock(path.with_name(f".{path.name}.lock")) if processes.is_main() else nullcontext()
         with lock:
             if not processes.agree(path.is_file() and path.stat().st_size == size):
-                _forget_earlier_states(folder, work.source)
+                forget_earlier_states(folder, work.source, ENDING)
                 _build(path, work, kind.itemsize)
         return FileRows(path, kind, (len(work.source),), what="cache").in_memory()
     except OSError as error:
@@ -246,18 +247,9 @@ def _complete(file: IO[bytes], work: Embedding, row: int) -> None:
     os.fsync(file.fileno())
 
 
-def _forget_earlier_states(folder: Path, source: Source) -> None:
-    """Remove cache files of earlier states of a source."""
-    state = state_of(source)
-    key = state.partition("-")[0]
-    for old in (*folder.glob(f"{key}-*.features"), *folder.glob(f".{key}-*.features.*")):
-        if not old.name.removeprefix(".").startswith(state):
-            old.unlink(missing_ok=True)
-
-
 def _file_name(work: Embedding) -> str:
     """Return a name that changes with the state of the source, the weights and the preprocessing."""
     front = work.front
     preprocessing = (front.mean.flatten().tolist(), front.std.flatten().tolist(), work.shape, work.values)
     content = f"{weights_id(front.config.backbone)} {preprocessing}"
-    return f"{state_of(work.source)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.v{VERSION}.features"
+    return f"{state_of(work.source)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}{ENDING}"

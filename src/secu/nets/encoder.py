@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secu.base.errors import UserError
 from secu.config import EncoderConfig
-from secu.errors import UserError
 from secu.nets.backbones import Vectors, build_backbone
 from secu.nets.norm import VIEWS, ViewNorm
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secu.base.errors import UserError
 from secu.config import Config
-from secu.errors import UserError
 from secu.nets.backbones import build_backbone
 from secu.nets.lite0 import frozen
 from secu.nets.pretrained import weights_id

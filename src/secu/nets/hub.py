@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from secu.base.errors import UserError
 from secu.config import EncoderConfig
-from secu.errors import UserError
 from secu.nets.backbones import Backbone
 from secu.nets.pretrained import (
     HUB,

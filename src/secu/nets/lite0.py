@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from secu.base.errors import UserError
 from secu.config import EncoderConfig
-from secu.errors import UserError
 from secu.nets.backbones import Backbone
 from secu.nets.norm import ViewNorm
 from secu.nets.pretrained import LITE0, require_extra

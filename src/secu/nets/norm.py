@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secu.processes import collectives
+from secu.base import collectives
 
 VIEWS = 2  # a training batch holds all first views, then all second views
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 
 HUB = "hf:"  # "hf:NAME-OR-FOLDER" is a model on the Hugging Face hub, or a folder in its format
 # Kind of backbone → the package that it needs, and the extra that installs it.

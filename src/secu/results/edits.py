@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from secu.base.errors import UserError
+from secu.base.names import unescape
 from secu.data.manifest import separator
-from secu.errors import UserError
-from secu.names import unescape
 from secu.results.cells import rearm
 
 SAFE = re.compile(r"[^\w.\-]+")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from secu.errors import UserError
-from secu.names import unescape
+from secu.base.errors import UserError
+from secu.base.names import unescape
 from secu.results.cells import rearm
 from secu.results.tables import OURS, Table
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from secu.base.errors import UserError
+from secu.base.files import write_atomically, write_text
+from secu.base.names import escape, escape_text
 from secu.cluster.metrics import score_known
 from secu.data import Images
-from secu.errors import UserError
 from secu.methods.predictor import Predictor, outlier_limits
-from secu.names import escape, escape_text
 from secu.nets.pretrained import describe
 from secu.results.cells import disarm
 from secu.results.exemplars import choose_exemplars, draw_exemplars
@@ -21,7 +22,6 @@ from secu.results.pictures import Pictures
 from secu.results.report import Report, ReportData
 from secu.results.report.data import LOSSES
 from secu.results.tables import Table, make_table, table_writer
-from secu.train.files import write_atomically, write_text
 from secu.train.listener import Listener
 from secu.train.run import Run
 

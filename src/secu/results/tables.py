@@ -13,9 +13,9 @@ from typing import IO, Any, Protocol
 
 from torch import Tensor
 
-from secu.errors import UserError, nearest
+from secu.base.errors import UserError, nearest
+from secu.base.names import escape, escape_text
 from secu.methods.predictor import Predictions
-from secu.names import escape, escape_text
 from secu.results.cells import disarm
 
 Table = dict[str, list[Any]]  # columns of equal length

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.cluster.constraints import NO_LABEL
 from secu.cluster.tree import Tree
 from secu.config import Config
 from secu.data import input_shape
-from secu.errors import UserError
 from secu.methods import Method, Predictor, build_method
 from secu.train.place import MODEL
 from secu.train.run import Run

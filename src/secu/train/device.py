@@ -1,9 +1,12 @@
 """Choice of the device."""
 
+import platform
+
 import torch
 
-from secu import processes
-from secu.errors import UserError
+import secu
+from secu.base import processes
+from secu.base.errors import UserError
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -20,3 +23,15 @@ def choose_device(wanted: str) -> torch.device:
         got = f"process {processes.local_rank()} of this machine has none; lower --nproc-per-node of torchrun"
         raise UserError(f"device: every process needs a GPU of its own, and {got}")
     return device
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run's numbers depend on."""
+    return {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def name_of(device: torch.device) -> str:
+    """Return a device's kind and model."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"{device.type} ({platform.processor() or platform.machine()})"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 from secu.train.step import Step
 
 BatchShape = tuple[int, ...]  # number of images, and whether the batch of each run includes partners

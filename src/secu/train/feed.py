@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from secu.base.errors import UserError
 from secu.data import Images
-from secu.errors import UserError
 from secu.views.originals import VIEWS, OriginalCrops
 
 AHEAD = 2  # batches in progress; while the last images of one are decoded, the other keeps all cores busy

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, distributed, nn
 
-from secu.processes.collectives import divided
+from secu.base.collectives import divided
 
 BUCKET = 16 * 2**20  # bytes of gradients that are added up at a time
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError
 from secu.data import Images
-from secu.errors import UserError
 from secu.train.clock import Clock
 from secu.train.engine import Engine, fastest_convolutions
 from secu.train.session import Session

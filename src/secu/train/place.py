@@ -17,8 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from secu.errors import UserError
-from secu.train.files import is_temporary, read_json, remove_leftovers
+from secu.base.errors import UserError
+from secu.base.files import is_temporary, read_json, remove_leftovers
 
 LOCK = ".secu.lock"  # stays in the folder: a lock that is removed can be held twice
 NEXT = ".next"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from secu.errors import UserError
-from secu.train.files import read_json
+from secu.base.errors import UserError
+from secu.base.files import read_json
 
 LARGEST = 1e300  # of a number; Python cannot convert all larger integers to floats
 

@@ -29,12 +29,13 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from secu import processes
+from secu.base import processes
+from secu.base.errors import UserError, shortened
+from secu.base.files import write_atomically, write_json, write_text
+from secu.base.yamls import read_yaml
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
-from secu.errors import UserError, shortened
 from secu.settings import flatten, merge, resolve, with_shape
-from secu.train.files import write_atomically, write_json, write_text
 from secu.train.place import (
     MODEL,
     OLD_STATE,
@@ -49,7 +50,6 @@ from secu.train.place import (
 )
 from secu.train.records import read_known, read_metrics, read_outcome, read_record
 from secu.train.tensors import read_old_state, read_state, read_tensors, write_state, write_tensors
-from secu.yamls import read_yaml
 
 ATTEMPTS = 3  # a model and run.json may be replaced between reading one and the other
 
@@ -218,6 +218,12 @@ class Run:
         """Return the summary that the method reported; empty if there is none."""
         found = [self.folder / name for name in OUTCOMES if (self.folder / name).is_file()]
         return read_outcome(found[0]) if found else {}
+
+    def write_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Write the summary that the method reported."""
+        write_json(self.folder / OUTCOMES[0], outcome)
+        for earlier in OUTCOMES[1:]:
+            (self.folder / earlier).unlink(missing_ok=True)
 
     def warnings(self) -> tuple[str, ...]:
         """Return the method's own warnings."""

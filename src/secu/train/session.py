@@ -1,28 +1,25 @@
 """One run during training: its method, its step, and its records and checkpoints."""
 
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import secu
-from secu import processes
+from secu.base import collectives, processes
+from secu.base.errors import UserError
 from secu.cluster.metrics import score_known
 from secu.config import Config
-from secu.data import Images, printable
-from secu.errors import UserError
+from secu.data import Images
 from secu.methods import Conclusion, build_method
-from secu.processes import collectives
 from secu.settings import flatten
 from secu.train.checkpoint import Checkpoint, load_method, load_tensors, model_tensors, select
 from secu.train.clock import Clock
+from secu.train.device import name_of, versions
 from secu.train.feed import Feed, ResidentFeed
-from secu.train.files import write_json
 from secu.train.listener import Listener
-from secu.train.place import BEST, MODEL, OUTCOMES
+from secu.train.place import BEST, MODEL
 from secu.train.run import Run
 from secu.train.step import Step
 
@@ -154,11 +151,8 @@ class Session:
         if self.images.broken is None:
             return
         self.images.broken.share()
-        if new := self.images.broken.new():
-            name, reason = new[0]
-            first = f"{printable(name)}: {reason}"
-            others = f", and {len(new) - 1:,} more" if len(new) > 1 else ""
-            self.listener.note(f"warning: cannot be read and left out: {first}{others}")
+        if line := self.images.broken.report():
+            self.listener.note(f"warning: {line}")
 
     def _scores_due(self) -> bool:
         every = self.config.evaluate_every
@@ -169,11 +163,8 @@ class Session:
         if test is None or test.targets is None:
             return {}
         clusters = self.method.predictor().predict_together(test).cluster
-        targets = test.targets
-        if test.broken is not None:
-            rows = list(test.readable_rows())
-            targets, clusters = targets[rows], clusters[rows]
-        scores = score_known(targets, clusters)
+        rows = list(test.readable_rows()) if test.broken else slice(None)
+        scores = score_known(test.targets[rows], clusters[rows])
         return {} if scores is None else scores._asdict()
 
     def _keep_if_good(self, record: dict[str, Any]) -> None:
@@ -238,22 +229,17 @@ class Session:
             "seed": self.config.seed,
             "command": self.command,
             "losses": list(self.step.loss_names) or self.run.record().get("losses", []),
-            "device": self._device_name(),
+            "device": name_of(self.device),
             "engine": self.engine,
             "threads": torch.get_num_threads(),  # affects rounding on a CPU
             "beside": self.beside,  # runs that shared the device and so contributed to the seconds
-            "versions": {"secu": secu.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": versions(),
             "last_epoch": records[-1] if records else {},
         }
         facts |= {"processes": processes.world(), "launch": processes.launch()} if processes.world() > 1 else {}
         facts |= {"kept": self.kept} if self.kept else {}
         facts |= {"amended": self.amended} if self.amended else {}
         self.run.write_record(facts)
-
-    def _device_name(self) -> str:
-        if self.device.type == "cuda":
-            return f"cuda ({torch.cuda.get_device_name(self.device)})"
-        return f"{self.device.type} ({platform.processor() or platform.machine()})"
 
     def conclude(self, test: Images | None) -> Conclusion:
         """Let the method finish, and write its summary."""
@@ -263,21 +249,11 @@ class Session:
             self.amended = sorted(flatten(conclusion.settings))
             self.describe()  # before the config changes: resuming refuses changes that run.json does not list
             self.config = self.method.config = self.run.amend(conclusion.settings)
-        summary, warnings = self._outcome(conclusion)
-        if summary or warnings:
-            outcome = {**summary, "warnings": warnings}
-            write_json(self.run.folder / OUTCOMES[0], outcome)
-            for earlier in OUTCOMES[1:]:
-                (self.run.folder / earlier).unlink(missing_ok=True)
-        return conclusion
-
-    def _outcome(self, conclusion: Conclusion) -> tuple[dict[str, Any], list[str]]:
-        """Return the method's summary and warnings, and the images that could not be read."""
+        summary = dict(conclusion.summary)
         warnings = list(conclusion.warnings)
-        broken = self.images.broken.reasons if self.images.broken else {}
-        if not broken:
-            return conclusion.summary, warnings
-        share = len(broken) / len(self.images)
-        count = f"{len(broken):,} of {len(self.images):,} images ({share:.2%})"
-        warnings.append(f"{count} could not be read and are left out: see skipped.csv")
-        return {**conclusion.summary, "unreadable": {"images": len(broken), "share": share}}, warnings
+        if self.images.broken:
+            summary["unreadable"] = {"images": len(self.images.broken), "share": self.images.broken.share_of_all}
+            warnings.append(self.images.broken.warning())
+        if summary or warnings:
+            self.run.write_outcome({**summary, "warnings": warnings})
+        return conclusion

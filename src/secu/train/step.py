@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secu import processes
+from secu.base import collectives, processes
 from secu.data import Images
 from secu.methods.base import Method, call_directly
-from secu.processes import collectives
 from secu.train.feed import Feed, build_feed
 from secu.train.gradients import GradientSum
 from secu.train.optim import build_optimizer, learning_rates

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from secu.errors import UserError
-from secu.train.files import write_atomically
+from secu.base.errors import UserError
+from secu.base.files import write_atomically
 
 STATE_PARTS = ("tensors", "momentum", "middle")
 OLD_STATE_KEYS = {"tensors": dict, "momentum": dict, "epochs_done": int, "seconds": float}

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from secu.base.collectives import own_part, whole
+from secu.base.errors import UserError
 from secu.config import AugmentConfig, Channels
-from secu.errors import UserError
-from secu.processes.collectives import own_part, whole
 from secu.views import pixels as ops
 from secu.views.originals import CROP_TRIES, largest_crop
 

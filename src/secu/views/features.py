@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor, nn
 
+from secu.base.collectives import own_part, whole
 from secu.config import FeaturesConfig
-from secu.processes.collectives import own_part, whole
 
 PART = 2**14  # vectors whose statistics are computed at a time
 CONSTANT = 1e-6  # standard deviation, relative to the mean, below which a feature counts as constant

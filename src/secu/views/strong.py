@@ -10,8 +10,8 @@ parameters of strong_pixels.py, and ``render`` is a pure function of inputs and 
 import torch
 from torch import Generator, Tensor
 
+from secu.base.collectives import own_part, whole
 from secu.config import AugmentConfig, Channels, SelfLabelConfig
-from secu.processes.collectives import own_part, whole
 from secu.views import strong_pixels as ops
 from secu.views.augment import Augmentation
 from secu.views.pixels import crop

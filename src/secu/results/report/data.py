@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from secu.base.names import escape
 from secu.config import Config
-from secu.names import escape
 from secu.results.found import Results
 
 LOSSES = ("loss", "center_loss")  # of runs that do not name theirs

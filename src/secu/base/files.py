@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from secu.errors import UserError
+from secu.base.errors import UserError
 
 try:
     import fcntl

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from secu.errors import UserError, shortened
+from secu.base.errors import UserError, shortened
 
 LARGEST = 100_000  # characters of a text, and of what it stands for once its aliases are replaced
 DEEPEST = 20  # levels of nesting; settings have three

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
 
-from secu import processes
+from secu.base import processes
 
 
 @dataclass(frozen=True)
