@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,11 +25,11 @@ from secu.train.run import Run
 from small_runs import assert_same
 
 NAMES = (*CASES, "features", "selflabel", "selflabel-many")
-FEW = ("size", "closed-form", "selflabel-many")  # for four processes
+FEW = ("closed-form", "selflabel-many")  # for four processes
 STOPPED = ("size", "selflabel")  # after one epoch by one process, then resumed by several
 CLOSE = 1e-9  # relative error of numbers in double precision; tiny runs amplify rounding
 SETTINGS = ("heads=[5,7]", "optim.batch_size=100", "optim.warmup_epochs=1", "encoder.dim=8", "--device", "cpu")
-TRAIN = ("train", "digits", "optim.epochs=3", *SETTINGS)
+TRAIN = ("train", "digits", "optim.epochs=5", *SETTINGS)
 
 
 def ended(running, code=0):
@@ -74,6 +75,7 @@ def two(base, alone):
     folder = base / "2"
     shutil.copytree(alone / "stopped", folder / "stopped")
     jobs = [*NAMES, *commands(folder), "stop:entropy", *(f"resume:{name}" for name in STOPPED)]
+    jobs.append(shlex.join(["secu", *TRAIN, "--out", str(folder / "uninterrupted")]))
     ended(start(2, "process_cases.py", str(folder), str(alone / "size"), *jobs))
     return folder
 
@@ -165,6 +167,27 @@ def test_other_commands_say_that_they_run_in_one_process(monkeypatch):
         app(["recipes"], standalone_mode=False)
 
 
+RESTARTS = [("0", "a/1", False), ("1", "a/1", True), ("1", "b/1", False)]
+
+
+@pytest.mark.parametrize(("count", "launch", "expected"), RESTARTS)
+def test_only_a_run_of_the_same_launch_is_resumed_after_a_restart(count, launch, expected, tmp_path, monkeypatch):
+    Run(tmp_path).write_record({"launch": launch})
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    asked = (False, True)  # --force
+    assert Run.continued(tmp_path, resume=False, force=True) == ((True, False) if expected else asked)
+
+
+def test_without_torchrun_there_is_no_process_group():
+    assert (processes.rank(), processes.world(), processes.launched()) == (0, 1, False)
+    processes.barrier()
+    assert processes.agree("mine") == "mine"
+    assert not torch.distributed.is_initialized()
+
+
 def wait_for(happened, running):
     """Wait until something happened, which must be before the processes end."""
     deadline = time.monotonic() + 120
@@ -193,17 +216,11 @@ def test_a_signal_saves_and_ends_all_processes(tmp_path):
     assert Run.open(run).load_state()["epochs_done"] >= 2
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(base):
-    ended(start(2, "quick_secu.py", *TRAIN, "optim.epochs=6", "--out", str(base / "uninterrupted")))
-    return Run.open(base / "uninterrupted")
-
-
-def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(uninterrupted, tmp_path):
+def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(two, tmp_path):
     """Two kills at random moments; every epoch has a checkpoint, so that not all of them start anew."""
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [*launcher, "--max-restarts", "3", "quick_secu.py", *TRAIN, "optim.epochs=6", "--out", str(run)]
+    script = [*launcher, "--max-restarts", "3", "quick_secu.py", *TRAIN, "--out", str(run)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     tests = Path(__file__).parent
@@ -216,7 +233,7 @@ def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(uninterrupted, tm
     out, err = torchrun.communicate(timeout=250)
     assert torchrun.returncode == 0, err
     assert "resumed after" in out
-    assert_same(Run.open(run), uninterrupted)
+    assert_same(Run.open(run), Run.open(two / "uninterrupted"))
     assert (run / "report.html").is_file()
 
 
