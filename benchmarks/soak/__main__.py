@@ -29,6 +29,7 @@ from soak.cases import (
     spelled_out,
 )
 from soak.programs import Ended, Limits, import_everything, run, start
+from soak.ranks import kill_ranks
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGABRT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGSEGV)
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--signals", type=int, default=100)
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--starved", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=20, help="kills of processes that torchrun started")
     parser.add_argument("--minutes", type=float, default=60, help="stop after this time")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
@@ -152,6 +154,9 @@ def main() -> int:
                 print("out of time", file=sys.stderr)
                 break
             work()
+        if asked.ranks:
+            kills, problem = kill_ranks(references, soak.folder(), asked.ranks, soak.random)
+            soak.note(f"kill -9 of a rank, {kills} times", problem)
     _print_table(soak, time.monotonic() - begun)
     return 1 if soak.problems else 0
 

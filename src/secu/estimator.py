@@ -29,8 +29,9 @@ from secu.apps.parameters import check_parameters, check_path
 from secu.apps.selflabel import second_config, self_label
 from secu.base.errors import UserError
 from secu.base.files import is_taken, write_json
+from secu.base.names import printable
 from secu.cluster.metrics import accuracy
-from secu.data import ArraySource, Images, Source, open_images, printable, shape_of
+from secu.data import ArraySource, Images, Source, open_images, shape_of
 from secu.methods.predictor import Predictions, Predictor
 from secu.results.health import warnings_of
 from secu.results.reading import read_assignments

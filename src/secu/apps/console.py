@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 
 from secu.apps.fit import Prepared
-from secu.data import printable
+from secu.base.names import printable
 from secu.train.listener import Listener
 
 LINE_SECONDS = 30  # minimum time between two progress lines when the output is not a terminal

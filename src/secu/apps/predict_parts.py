@@ -12,7 +12,8 @@ from secu.apps.predict import Stream
 from secu.base import processes
 from secu.base.errors import UserError
 from secu.base.files import read_json, write_atomically, write_json
-from secu.data import Skipped, Source, printable
+from secu.base.names import printable
+from secu.data import Skipped, Source
 from secu.results.tables import CsvWriter, ParquetWriter, table_writer
 from secu.train.device import choose_device
 from secu.train.listener import Listener

@@ -12,7 +12,8 @@ from PIL import Image
 from secu.apps.images import images_of
 from secu.base.errors import UserError
 from secu.base.files import aside
-from secu.data import Images, printable
+from secu.base.names import printable
+from secu.data import Images
 from secu.data.folders import is_image, spelled_out
 from secu.data.image_files import BadImage, as_bad_image, opened
 from secu.data.text import one_line

@@ -11,7 +11,7 @@ becomes one of three escapes:
 A backslash is unchanged unless it would be read as the start of an escape; then it becomes ``\x5c``. Hence different
 names always differ when written, ``unescape`` restores them, and ordinary names are written as they are. JSON and
 YAML have such escapes of their own, so config.yaml, images.json and run.json contain the names themselves. Messages use
-the simpler ``secu.data.printable``, which may be applied twice but cannot be undone.
+the simpler ``printable``, which may be applied twice but cannot be undone.
 """
 
 import codecs
@@ -27,10 +27,14 @@ HANDLER = "secu.escape"  # of characters that a console cannot show: see codecs.
 
 def escape(name: str) -> str:
     """Return a name as it is written: on one line, encodable as UTF-8, and different for different names."""
-    name = _without_escapes(name)
-    if name.isprintable():
-        return name
-    return "".join(character if character.isprintable() else _escape(character) for character in name)
+    return printable(_without_escapes(name))
+
+
+def printable(text: str) -> str:
+    """Return text for a message: on one line, and encodable as UTF-8; backslashes are unchanged."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
 
 
 def unescape(text: str) -> str:

@@ -16,6 +16,7 @@ import typer
 
 from secu.base import processes
 from secu.base.errors import UserError, shortened
+from secu.base.names import printable
 from secu.cli import experiments, own
 from secu.cli.app import app, options, parse_time, show_only_errors
 
@@ -125,7 +126,8 @@ def _fail(error: Exception) -> NoReturn:
         message = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
     who = f"rank {processes.rank()}: " if processes.world() > 1 else ""
     if processes.report_failure():  # otherwise this process fails because another one did
-        print(f"secu: {who}{shortened(' '.join(message.split()), LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
+        line = printable(shortened(" ".join(message.split()), LONGEST_MESSAGE))
+        print(f"secu: {who}{line}", file=sys.stderr, flush=True)
     _leave(code)
 
 

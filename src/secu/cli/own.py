@@ -169,7 +169,8 @@ def predict(
     from secu.apps.console import ConsoleListener
     from secu.apps.predict import predict_source
     from secu.apps.predict_parts import is_folder, predict_parts
-    from secu.data import open_source, printable
+    from secu.base.names import printable
+    from secu.data import open_source
     from secu.train.listener import Listener
     from secu.train.run import Run
 

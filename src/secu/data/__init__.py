@@ -16,7 +16,6 @@ from secu.data.opening import input_shape, open_source, shape_of, splits_of
 from secu.data.probe import Probe
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import decoded, decoded_in_batches, needs_decoding
-from secu.data.text import printable
 from secu.data.vectors import VectorSource
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "needs_decoding",
     "open_images",
     "open_source",
-    "printable",
     "remember",
     "require_all",
     "shape_of",

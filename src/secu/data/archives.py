@@ -20,11 +20,12 @@ from functools import cached_property
 from typing import IO, Any, NamedTuple, cast
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.folders import is_image
 from secu.data.image_files import BadImage
 from secu.data.source import Skipped, Source, file_stamp
-from secu.data.text import natural, one_line, printable
+from secu.data.text import natural, one_line
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 MAX_MEMBER = 256 << 20  # bytes

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.npz import load_npz
 from secu.data.rows import BLOCK, FileRows, open_npy
 from secu.data.source import Shape, Source, file_stamp
-from secu.data.text import one_line, printable
+from secu.data.text import one_line
 
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot
 ROUNDING = 1e-4  # tolerance for other floats, relative to their range

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.listing import Listing, listed
 from secu.data.patterns import is_pattern
 from secu.data.source import FileSource, Skipped
 from secu.data.strings import Names, PathsBelow
-from secu.data.text import natural, one_line, printable
+from secu.data.text import natural, one_line
 
 # HEIC is included although pillow cannot read it, so that photos from a phone are reported instead of ignored.
 _SUFFIXES = """

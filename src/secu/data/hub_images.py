@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from secu.base.errors import UserError, nearest
+from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
 from secu.data.parquet_images import LABELS, USUAL, numbered
 from secu.data.source import Source
 from secu.data.strings import Names
-from secu.data.text import one_line, printable
+from secu.data.text import one_line
 
 
 class HubImages(Source):

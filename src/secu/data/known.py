@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secu.data.text import printable
+from secu.base.names import printable
 
 if TYPE_CHECKING:
     from secu.data.images import Images

@@ -10,6 +10,7 @@ import numpy as np
 
 from secu.base import processes
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
@@ -19,7 +20,6 @@ from secu.data.rows import FileRows
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded_in_batches, needs_decoding
 from secu.data.strings import pick, picked_ids
-from secu.data.text import printable
 from secu.data.vectors import VectorSource
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from itertools import zip_longest
 from typing import Any, TextIO
 
 from secu.base.errors import UserError, nearest, shortened
+from secu.base.names import printable
 from secu.data.archives import require_ratio
 from secu.data.source import FileSource, Skipped
-from secu.data.text import one_line, printable
+from secu.data.text import one_line
 
 MAX_MISSING = 1_000_000  # values that may be left out at the ends of lines
 BATCH = 4096  # rows of a Parquet file that are read at a time

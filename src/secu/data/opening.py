@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.archives import TAR_SUFFIXES, TarSource, ZipSource
 from secu.data.arrays import open_array
 from secu.data.datasets import find_dataset, open_dataset
@@ -18,7 +19,6 @@ from secu.data.parquet_images import holds_images, open_parquet_images
 from secu.data.patterns import is_pattern, matching_files, shards_in
 from secu.data.shards import open_shards
 from secu.data.source import FileSource, Shape, Source
-from secu.data.text import printable
 from secu.data.vectors import has_vectors, open_vectors
 from secu.registry import SOURCES
 

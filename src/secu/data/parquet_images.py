@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
 from secu.data.source import Source, file_stamp
 from secu.data.strings import Names
-from secu.data.text import one_line, printable
+from secu.data.text import one_line
 
 USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, if there are several
 LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels

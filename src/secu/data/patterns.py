@@ -6,7 +6,8 @@ import re
 from itertools import product
 
 from secu.base.errors import UserError
-from secu.data.text import natural, printable
+from secu.base.names import printable
+from secu.data.text import natural
 
 SHARDS = (".tar", ".parquet", ".pq")
 _BRACES = re.compile(r"\{([^{}]*)\}")

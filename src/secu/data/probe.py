@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from secu.base.names import printable
 from secu.data.decode import DEEP, LARGE, MAX_PIXELS, Raw, is_16_bit, quiet, require_size
 from secu.data.image_files import BadImage, as_bad_image, opened
-from secu.data.text import printable
 
 if TYPE_CHECKING:
     from secu.data.source import Source

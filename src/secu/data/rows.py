@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.image_files import BadImage
-from secu.data.text import printable
 
 BLOCK = 64 << 20  # bytes read at a time
 LONGEST_HEADER = 16_384  # bytes of an .npy header, of which numpy accepts 10,000

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.folders import SUFFIXES, is_image
 from secu.data.image_files import BadImage
 from secu.data.listing import Arrays, indexed, packed, unpacked
 from secu.data.source import Skipped, Source, file_stamp
 from secu.data.strings import Names
-from secu.data.text import one_line, printable
+from secu.data.text import one_line
 
 LABELS = "cls"  # the column with the true labels
 MAX_IMAGE = 256 << 20  # bytes

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError, nearest
+from secu.base.names import printable
 from secu.data.decode import DEEP, MAX_PIXELS, Raw, decode
 from secu.data.image_files import as_bad_image
 from secu.data.probe import Probe, Sample, take_sample
 from secu.data.strings import Names
-from secu.data.text import natural, printable
+from secu.data.text import natural
 
 Shape = tuple[int, ...]  # channels, height and width of images, or the length of feature vectors
 Skipped = tuple[str, str]  # id and reason

@@ -2,6 +2,8 @@
 
 import re
 
+from secu.base.names import printable
+
 _DIGITS = re.compile(r"([0-9]+)")
 LONGEST_REASON = 200  # characters
 
@@ -25,23 +27,6 @@ def _part(part: str) -> str:
         chunks[i] = chr(2 + len(number)) + number  # a longer number is a larger one
     chunks[::2] = [f"{text}\0" for text in chunks[::2]]
     return "".join(chunks) + "\1"
-
-
-def printable(name: str) -> str:
-    r"""Return a name that fits on one line and can be encoded as UTF-8; other characters become ``\n`` or ``\x80``.
-
-    A file name may contain newlines, control characters, changes of the writing direction, or bytes that are not UTF-8
-    (which Python represents as lone surrogates and cannot encode). Everything else, including HTML, is unchanged.
-    """
-    if name.isprintable():
-        return name
-    return "".join(character if character.isprintable() else _escape(character) for character in name)
-
-
-def _escape(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # a byte that was not UTF-8
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def one_line(error: BaseException | str) -> str:

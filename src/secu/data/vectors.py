@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
-from secu.base.names import unescape
+from secu.base.names import printable, unescape
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
 from secu.data.manifest import read_parquet
 from secu.data.probe import Probe
 from secu.data.rows import FileRows, fits_in_memory, open_npy, read_npy_header
 from secu.data.source import Shape, Source, file_stamp
-from secu.data.text import one_line, printable
+from secu.data.text import one_line
 
 COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several
 MARK = b"secu"  # key in the metadata of a Parquet file whose texts are escaped (names.py): written by ``secu embed``

@@ -28,7 +28,7 @@ PATIENCE = 10  # seconds to wait for another process that is moving files into p
 MODEL = "model.safetensors"
 BEST = "best.safetensors"
 STATE = "state.safetensors"
-OLD_STATE = "state.pt"  # up to version 0.2
+OLD_STATE = "state.pt"  # of earlier versions
 OUTCOMES = ("outcome.json", "selflabel.json")  # the second is the name used by version 0.1
 FILES = (
     "config.yaml",

@@ -95,7 +95,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_old_state(path: Path) -> dict[str, Any]:
-    """Read the checkpoint of a version up to 0.2; only tensors and plain values are ever unpickled."""
+    """Read the checkpoint of an earlier version; only tensors and plain values are ever unpickled."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -16,9 +16,8 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from secu.base.names import escape_text
+from secu.base.names import escape_text, printable
 from secu.config import Config
-from secu.data import printable
 from secu.results.pictures import Pictures
 from secu.results.report.build import content, summarize
 from secu.results.report.data import ReportData
