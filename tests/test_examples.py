@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,11 @@ from sklearn.datasets import load_digits
 from secu.cluster.constraints import NO_LABEL
 from secu.cluster.losses import PADDING
 from secu.data import open_source
+from secu.results.reading import read_assignments
 from secu.train.run import Run
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-NAMES = ["arrays", "backbone", "constraint", "folder", "method", "source"]
+NAMES = ["arrays", "backbone", "constraint", "folder", "method", "ray_predict", "source"]
 DIGITS = load_digits()
 SETTINGS_AND_TYPES = {
     "secu.config.EncoderConfig",
@@ -197,6 +199,18 @@ def test_a_database_is_opened_by_its_name(parts, database):
     assert source.ids[:2] == ("photo 0", "photo 1")
     assert (source.decode(3, 8, 1)[0] == (DIGITS.images[3] * 15).astype("uint8")).all()
     assert source.label("camera").class_names == ("left", "right")
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_ray_predict(tmp_path, tiny_fit, tiny_pictures):
+    """Two workers of a local Ray give what the run's own table says."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    printed = run("ray_predict", tiny_fit.path, tiny_pictures, tmp_path / "out", cwd=tmp_path)
+    assert "120 photos" in printed
+    rows = parquet.read_table(tmp_path / "out").to_pylist()
+    table = read_assignments(tiny_fit.path / "assignments.csv")
+    expected = dict(zip(table["id"], table["cluster"], strict=True))
+    assert {str(Path(row["path"]).relative_to(tiny_pictures)): row["cluster"] for row in rows} == expected
 
 
 def test_a_misspelled_option_is_not_ignored(tmp_path):
