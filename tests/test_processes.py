@@ -28,8 +28,6 @@ NAMES = (*CASES, "features", "selflabel", "selflabel-many")
 FEW = ("closed-form", "selflabel-many")  # for four processes
 STOPPED = ("size", "selflabel")  # after one epoch by one process, then resumed by several
 CLOSE = 1e-9  # relative error of numbers in double precision; tiny runs amplify rounding
-SETTINGS = ("heads=[5,7]", "optim.batch_size=100", "optim.warmup_epochs=1", "encoder.dim=8", "--device", "cpu")
-TRAIN = ("train", "digits", "optim.epochs=5", *SETTINGS)
 
 
 def ended(running, code=0):
@@ -44,8 +42,17 @@ def ended(running, code=0):
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     paint(folder / "pictures", 31)
-    np.save(folder / "array.npy", np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8))
-    return folder
+    np.save(folder / "array.npy", np.random.default_rng(0).integers(0, 256, (200, 8, 8), dtype=np.uint8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECU_DATA", str(folder / "data"))  # decoded images stay out of the user's cache
+        yield folder
+
+
+def fit(base, out, epochs=8):
+    """Return a command that trains for some epochs of five steps."""
+    settings = ["optim.batch_size=40", "optim.warmup_epochs=1", "encoder.dim=8", f"optim.epochs={epochs}"]
+    images = ["fit", str(base / "array.npy"), "-k", "4", "--from-scratch"]
+    return [*images, "answer=head", *settings, "--device", "cpu", "--out", str(out)]
 
 
 def commands(folder):
@@ -75,7 +82,7 @@ def two(base, alone):
     folder = base / "2"
     shutil.copytree(alone / "stopped", folder / "stopped")
     jobs = [*NAMES, *commands(folder), "stop:entropy", *(f"resume:{name}" for name in STOPPED)]
-    jobs.append(shlex.join(["secu", *TRAIN, "--out", str(folder / "uninterrupted")]))
+    jobs.append(shlex.join(["secu", *fit(base, folder / "uninterrupted")]))
     ended(start(2, "process_cases.py", str(folder), str(alone / "size"), *jobs))
     return folder
 
@@ -152,11 +159,11 @@ def test_predictions_in_a_folder_do_not_depend_on_who_wrote_them(alone, two):
     assert [path.name for path in ours] == [path.name for path in theirs]
     tables = [pa.concat_tables(map(parquet.read_table, paths)) for paths in (ours, theirs)]
     assert tables[0]["cluster"].equals(tables[1]["cluster"])
-    assert tables[0]["id"].to_pylist() == [str(i) for i in range(50)]
+    assert tables[0]["id"].to_pylist() == [str(i) for i in range(200)]
 
 
-def test_an_error_of_one_process_is_one_line_that_names_it(tmp_path):
-    failed = start(2, "failing_process.py", *TRAIN, "--out", str(tmp_path / "run"))
+def test_an_error_of_one_process_is_one_line_that_names_it(base, tmp_path):
+    failed = start(2, "failing_process.py", *fit(base, tmp_path / "run"))
     assert ended(failed, code=[1, 2]) == [[], ["secu: rank 1: made up: 1 must be 2"]]
     assert not (tmp_path / "run").exists()
 
@@ -203,9 +210,9 @@ def epochs_of(run):
     return len(files[0].read_text().splitlines()) if files else 0
 
 
-def test_a_signal_saves_and_ends_all_processes(tmp_path):
+def test_a_signal_saves_and_ends_all_processes(base, tmp_path):
     run = tmp_path / "run"
-    running = start(2, "-m", "secu", *TRAIN, "optim.epochs=400", "--out", str(run))
+    running = start(2, "-m", "secu", *fit(base, run, epochs=4000))
     wait_for(lambda: epochs_of(run) >= 2, running)
     for process in running:
         process.send_signal(signal.SIGTERM)
@@ -216,11 +223,11 @@ def test_a_signal_saves_and_ends_all_processes(tmp_path):
     assert Run.open(run).load_state()["epochs_done"] >= 2
 
 
-def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(two, tmp_path):
+def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(base, two, tmp_path):
     """Two kills at random moments; every epoch has a checkpoint, so that not all of them start anew."""
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [*launcher, "--max-restarts", "3", "quick_secu.py", *TRAIN, "--out", str(run)]
+    script = [*launcher, "--max-restarts", "3", "quick_secu.py", *fit(base, run)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     tests = Path(__file__).parent

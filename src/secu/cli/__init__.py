@@ -24,6 +24,8 @@ __all__ = ["app", "experiments", "main", "own", "parse_time"]
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters
+# Windows has no SIGHUP.
+STOPPING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 RESUMED_BY = {
     "train": "the same command with --resume",
     "fit": "the same command with --resume",
@@ -79,10 +81,9 @@ def _watch_signals() -> list[int]:
         received.append(number)
         raise Interrupted
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        number = getattr(signal, name, None)
+    for number in STOPPING:
         # A signal may be ignored, for example SIGHUP under nohup.
-        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, interrupt)
     return received
 
@@ -90,7 +91,7 @@ def _watch_signals() -> list[int]:
 def _ignore_signals() -> None:
     """Ignore signals while the program ends: torchrun sends one to every process when one of them fails."""
     if processes.world() > 1:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 
 
