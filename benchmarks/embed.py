@@ -34,10 +34,10 @@ def embed_all(source: Source, encoder: str, size: int, device: torch.device, lim
     data = {"image_size": size, "channels": 3, "mean": known.mean, "std": known.std}
     config = resolve({"data": data, "encoder": {"backbone": encoder, "trainable": "nothing"}})
     work = Embedding(source, Front(config, 3).to(device), (3, size, size), None, None)
-    for _ in work.rows(max(0, len(source) - 32)):  # warm up
+    for _ in work.rows(range(max(0, len(source) - 32), len(source))):  # warm up
         pass
     began = time.monotonic()
-    done = sum(len(rows) for rows in work.rows(len(source) - limit))
+    done = sum(len(rows) for rows in work.rows(range(len(source) - limit, len(source))))
     if device.type == "cuda":
         torch.cuda.synchronize()
     return done / (time.monotonic() - began)
@@ -46,7 +46,7 @@ def embed_all(source: Source, encoder: str, size: int, device: torch.device, lim
 def decode_all(source: Source, size: int, limit: int) -> float:
     """Return the images per second of decoding alone."""
     began = time.monotonic()
-    done = sum(1 for _ in decoded(source, (3, size, size), only=range(limit)))
+    done = sum(1 for _ in decoded(source, dict.fromkeys(range(limit), (3, size, size))))
     return done / (time.monotonic() - began)
 
 

@@ -70,7 +70,7 @@ expect("stl.bin", lambda: part.pixels[10:12])
 rows.MEMORY_SHARE = 0
 np.save("images.npy", numbers.integers(0, 256, (500, 32, 32), np.uint8))
 images = load_images(open_source("images.npy"), (1, 16, 16), cache=Path("cache"))
-file, = Path("cache").iterdir()
+file, = Path("cache").glob("*.images")
 expect(file, lambda: images.fetch(torch.arange(300, 310)))
 """
 

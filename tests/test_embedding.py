@@ -503,7 +503,7 @@ def test_each_preprocessing_has_its_own_file(tiny, pictures, cache, monkeypatch)
     monkeypatch.setattr(module, "weights_id", lambda name: "other weights")
     known = names()
     assert len(known) == 6
-    monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
+    monkeypatch.setattr(module, "ENDING", ".v2.features")
     assert len(names() - known) == 1
 
 

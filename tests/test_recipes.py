@@ -22,6 +22,7 @@ NEW = {
     "method": "secu",
     "head": 0,
     "answer": "head",
+    "data.max_pixels": 100_000_000,
     "data.features": None,
     "data.on_demand": None,
     "data.strict": False,

@@ -15,7 +15,7 @@ from secu.base.files import aside
 from secu.base.names import printable
 from secu.data import Images
 from secu.data.folders import is_image, spelled_out
-from secu.data.image_files import BadImage, as_bad_image, opened
+from secu.data.image_files import BadImage, opened
 from secu.data.text import one_line
 from secu.results.edits import WRONG, ranked, read_edits, read_rows
 from secu.train.checkpoint import load_predictor
@@ -137,10 +137,11 @@ def _file_name(name: str, content: bytes) -> str:
 def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> None:
     """Link, copy, unpack or write one image."""
     try:
-        with as_bad_image():
-            original = images.original(index)
-    except BadImage as error:
-        raise UserError(f"sort: cannot read {printable(images.ids[index])}: {error.reason}") from None
+        original = images.original(index)
+    except UserError:  # for example of feature vectors without pictures
+        raise
+    except Exception as error:  # of a damaged archive, any
+        raise UserError(f"sort: cannot read {printable(images.ids[index])}: {one_line(error)}") from None
     if isinstance(original, Path):
         _put_file(original, folder / ranked(rank, original.name), copy=copy)
     elif isinstance(original, bytes):
