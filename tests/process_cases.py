@@ -163,3 +163,5 @@ def main(folder: Path, first: Path, jobs: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    processes.barrier()
+    os._exit(0)  # as secu does: the threads of a process group may abort while Python ends
