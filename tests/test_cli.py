@@ -572,9 +572,7 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     assert time.monotonic() - pressed < 20  # no thread of ours delays the end
     assert "finished" not in out
     message = assert_one_line(Result(process.returncode, out, err), code=130)
-    assert (
-        message == "secu: interrupted; the same command with --resume continues after the last complete epoch, if any\n"
-    )
+    assert message == "secu: interrupted; the same command with --resume continues from the last checkpoint, if any\n"
     left = files(tmp_path / "run")
     assert set(left) <= {
         "config.yaml",

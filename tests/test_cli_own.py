@@ -425,7 +425,7 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
 
     process = start(*settings, "--out", "run", cwd=tmp_path)
     wait_for(lambda: list((tmp_path / "data").glob("images/.*")), process)
-    line = "secu: interrupted; the same command with --resume continues after the last complete epoch"
+    line = "secu: interrupted; the same command with --resume continues from the last checkpoint"
     assert_one_line(interrupt(process), line, code=130)
     assert not (tmp_path / "run").exists()
     assert not list((tmp_path / "data" / "images").glob("*.images"))

@@ -103,7 +103,7 @@ def test_labels_that_are_partly_unknown(tmp_path, images):
     members = [("a.jpg", images[1]), ("a.cls", b"7"), ("b.jpg", images[3]), ("c.json", b'{"x": 1}')]
     source = open_source(str(write_tar(tmp_path / "s-0.tar", members).with_name("s-*.tar")))
     assert source.targets.tolist() == [0, -1]
-    assert source.skipped == (("s-0.tar/c", "no image beside its notes"),)
+    assert source.skipped == (("s-0.tar/c", "sample has no image"),)
 
 
 def test_masks_beside_images_are_left_out(tmp_path, images):
@@ -156,7 +156,7 @@ def test_a_shard_that_shrinks_later_is_bad_images(tmp_path, images):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("tar/shard-{00..04}.tar", r"stands for 5 files, but .*shard-03.tar and 1 more does not exist"),
+        ("tar/shard-{00..04}.tar", r"expands to 5 files, but .*shard-03.tar and 1 more does not exist"),
         ("tar/none-*.tar", r"no file matches .*none-\*.tar"),
         ("nowhere/{0..3}.parquet", r"nowhere/0.parquet and 3 more does not exist"),
         ("tar/{0..9999999}.tar", r"too many files; the limit is 1,000,000"),
@@ -228,7 +228,7 @@ def test_an_image_without_bytes_is_a_bad_image(tmp_path):
     parquet.write_table(table, tmp_path / "x.parquet")
     source = open_source(tmp_path / "x.parquet")
     for i in range(2):
-        with pytest.raises(BadImage, match="no bytes are stored"):
+        with pytest.raises(BadImage, match="this row has no image data"):
             source.decode(i, 12, 3)
 
 

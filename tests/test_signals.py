@@ -116,7 +116,7 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path, number, times, code):
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == code
     what = "interrupted" if number == signal.SIGINT else "terminated"
-    assert errors == f"secu: {what}; the same command with --resume continues after the last complete epoch, if any\n"
+    assert errors == f"secu: {what}; the same command with --resume continues from the last checkpoint, if any\n"
     run = Run.open(path)
     assert run.load_state()["epochs_done"] == run.record()["epochs_done"] >= 1
     assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == [LOCK]

@@ -33,15 +33,19 @@ from soak.ranks import kill_ranks
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGABRT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGSEGV)
+CASE = {case.name: case for case in CASES}
 PAIRS: dict[str, tuple[Case, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "fit --force twice": (CASES[1], ((*FIT, "-k", "3", "--force"), (*FIT, "-k", "5", "--force"))),
-    "fit twice": (CASES[0], ((*FIT, "-k", "3"), (*FIT, "-k", "5"))),
-    "fit --resume twice": (CASES[2], (CASES[2].command, CASES[2].command)),
-    "repeat twice": (CASES[5], (CASES[5].command, CASES[5].command)),
-    "predict twice": (CASES[6], (CASES[6].command, CASES[6].command)),
-    "embed twice": (CASES[7], (CASES[7].command, CASES[7].command)),
-    "sort twice": (CASES[8], (CASES[8].command, CASES[8].command)),
-    "report while replaced": (CASES[1], (("report", "run", "--device", "cpu"), (*FIT, "-k", "3", "--force"))),
+    "fit --force twice": (CASE["fit --force"], ((*FIT, "-k", "3", "--force"), (*FIT, "-k", "5", "--force"))),
+    "fit twice": (CASE["fit"], ((*FIT, "-k", "3"), (*FIT, "-k", "5"))),
+    "fit --resume twice": (CASE["fit --resume"], 2 * (CASE["fit --resume"].command,)),
+    "repeat twice": (CASE["repeat"], 2 * (CASE["repeat"].command,)),
+    "predict twice": (CASE["predict"], 2 * (CASE["predict"].command,)),
+    "embed twice": (CASE["embed"], 2 * (CASE["embed"].command,)),
+    "sort twice": (CASE["sort"], 2 * (CASE["sort"].command,)),
+    "report while replaced": (
+        CASE["fit --force"],
+        (("report", "run", "--device", "cpu"), (*FIT, "-k", "3", "--force")),
+    ),
 }
 
 

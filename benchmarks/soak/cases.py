@@ -221,9 +221,13 @@ def outcome(path: Path) -> object:
     return files, present, {key: value.tolist() for key, value in state.items()}, metrics
 
 
+def _is_left(name: str) -> bool:
+    return name.endswith(".tmp") or name.startswith(".tmp") or name == ".next"
+
+
 def leftovers(folder: Path) -> list[str]:
     """Return the temporary files in a folder and below its results."""
     found = []
     for place, folders, files in os.walk(folder):
-        found += [os.path.join(place, name) for name in (*folders, *files) if name.endswith(".tmp") or name == ".next"]
+        found += [os.path.join(place, name) for name in (*folders, *files) if _is_left(name)]
     return found

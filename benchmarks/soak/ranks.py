@@ -25,7 +25,7 @@ def kill_ranks(references: Path, folder: Path, kills: int, moments: random.Rando
     settings = tuple(word for word in TRAIN if not word.startswith("optim.epochs="))[:-1]
     command = spelled_out((*settings, "{out}", f"optim.epochs={EPOCHS}"), references)
     undisturbed = _launch([str(folder / "whole") if word == "{out}" else word for word in command], 0)
-    if undisturbed.wait(TOO_LONG):
+    if _wait(undisturbed):
         return 0, "unexplained: an undisturbed run of two processes failed"
     shared = _launch([str(folder / "run") if word == "{out}" else word for word in command], kills)
     done = 0
@@ -36,10 +36,19 @@ def kill_ranks(references: Path, folder: Path, kills: int, moments: random.Rando
         if processes := children(shared.pid):
             os.kill(moments.choice(processes), signal.SIGKILL)
             done += 1
-    if code := shared.wait(TOO_LONG):
+    if code := _wait(shared):
         return done, f"lost: torchrun ended with {code}"
     same = outcome(folder / "run") == outcome(folder / "whole")
     return done, "" if same else "corrupt: it differs from an undisturbed run"
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | str:
+    try:
+        return process.wait(TOO_LONG)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+        return "hangs"
 
 
 def _launch(arguments: Sequence[str], restarts: int) -> subprocess.Popen[bytes]:

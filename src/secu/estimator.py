@@ -27,6 +27,7 @@ from secu.apps.fit import FitRequest, fit, nested, prepare
 from secu.apps.images import load_inputs
 from secu.apps.parameters import check_parameters, check_path
 from secu.apps.selflabel import second_config, self_label
+from secu.base import processes
 from secu.base.errors import UserError
 from secu.base.files import is_taken, write_json
 from secu.base.names import printable
@@ -115,6 +116,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def fit(self, X: Any, y: object = None) -> Self:
         """Cluster the images; ``y`` is ignored. An invalid X or parameter raises a ValueError."""
         check_parameters(self.get_params(deep=False))
+        if processes.world() > 1:
+            raise UserError("SeCu: trains in one process; several share a run with torchrun -m secu fit")
         source = open_images(X)
         second = self._second_stage()
         prepared = prepare(self._request(source))

@@ -49,7 +49,7 @@ def embed_source(
         raise UserError(f"output: {str(output)!r} must end in .npy or .parquet; {nearest(kind, FORMATS)}")
     if not output.parent.is_dir():
         raise UserError(f"output: folder {output.parent} does not exist")
-    if source.place and output.resolve() == Path(source.place).resolve():
+    if source.is_read_from(output):
         raise UserError(f"output: {output} is the source of the images; choose another file")
     if isinstance(source, VectorSource):
         raise UserError(f"source: {source.name} has feature vectors already")

@@ -13,6 +13,7 @@ from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
 from secu.apps.reading import room_for
+from secu.base import processes
 from secu.base.errors import UserError
 from secu.config import Config, DataConfig
 from secu.data import Images, Source, VectorSource, open_source, remember, require_all, shape_of
@@ -83,7 +84,7 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     probe = source.probe()
     values = _values(source, probe.values, asked.values)
     features = source.vectors.shape[1] if isinstance(source, VectorSource) else 0
-    room = room_for(source, request.cache) if before is None else None
+    room = processes.agree(room_for(source, request.cache) if before is None else None)
     facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features, room=room)
     facts, note = _with_backbone(facts, overrides, scratch=request.encoder == SCRATCH)
     place = {"source": source.place or None, "labels": request.labels, "values": values}

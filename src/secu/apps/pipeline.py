@@ -4,6 +4,7 @@ The order matters: all checks run before anything is written. The folder is lock
 replaced when the new one has its first checkpoint. A new run that fails before that leaves nothing behind.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -112,6 +113,7 @@ def run_together(
     check_alike([request.config for request in requests])
     for request in requests:
         Run.check_free(request.out, force=force, resume=resume)
+    _require_same_everywhere(requests, images)
     with ExitStack() as locks:
         for request in requests if processes.is_main() else ():
             locks.enter_context(held(request.out))
@@ -123,6 +125,15 @@ def run_together(
                 write_json(session.run.folder / "images.json", known)
         train(sessions, clock, test)
         return [_finish(session, test, report=options.get("report", True)) for session in sessions]
+
+
+def _require_same_everywhere(requests: Sequence[Request], images: Images) -> None:
+    """Raise if the processes that share the runs have chosen other settings, or have read other images."""
+    digest = hashlib.sha256(repr([request.config for request in requests]).encode())
+    for name in images.ids if processes.world() > 1 else ():
+        digest.update(name.encode("utf-8", "surrogatepass") + b"\0")
+    if len(set(processes.collect(digest.hexdigest()))) > 1:
+        raise UserError("the processes have read different images, or chosen different settings; start them again")
 
 
 def _open_sessions(

@@ -51,7 +51,7 @@ def predict_source(
     kind = format_of(output)
     if not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
-    if output != "-" and Path(output).resolve() == Path(source.place).resolve():
+    if output != "-" and source.is_read_from(output):
         raise UserError(f"output: {output} is the source of the images; choose another file")
     source.require_images()
     stream = Stream(run, source, choose_device(device), listener or Listener())
@@ -79,7 +79,7 @@ class Stream:
         self.shape = input_shape(data) if isinstance(source, VectorSource) else shape_of(data)
         if len(self.shape) == 1 and not isinstance(source, VectorSource):
             raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
-        self.values = source.values_of(data.values, new=True)
+        self.values = self.source.values_of(data.values, new=True)
         self.batch = batch_size(self.shape, device)
         self.predictor = load_predictor(run, device)
         if self.predictor.front is not None and len(self.shape) == 3:

@@ -14,6 +14,7 @@ from secu.base.errors import UserError
 from secu.base.files import read_json, write_atomically, write_json
 from secu.base.names import printable
 from secu.data import Skipped, Source
+from secu.data.broken import IN_A_ROW
 from secu.results.tables import CsvWriter, ParquetWriter, table_writer
 from secu.train.device import choose_device
 from secu.train.listener import Listener
@@ -38,9 +39,9 @@ def predict_parts(
         Id and reason of the images that this process skipped.
     """
     source.require_images()
+    stream = Stream(run, source, choose_device(device), listener or Listener())
     if processes.is_main():
         _open_folder(run, source, folder)
-    stream = Stream(run, source, choose_device(device), listener or Listener())
     processes.barrier()
     parts = [range(start, min(start + PART, len(source))) for start in range(0, len(source), PART)]
     names = [f"{number:0{max(5, len(str(len(parts))))}}" for number in range(len(parts))]
@@ -85,11 +86,19 @@ def _write_part(stream: Stream, folder: Path, name: str, part: range) -> None:
             assert isinstance(writer, ParquetWriter)
             stream.write_part(writer, part)
             if writer.writer is None:
+                _require_some(stream, part)
                 stream.write_nothing(writer)
         if stream.skipped[before:]:
             write_atomically(folder / f"skipped-{name}.csv", lambda file: _write_skipped(file, stream.skipped[before:]))
 
     write_atomically(folder / f"part-{name}.parquet", write)
+
+
+def _require_some(stream: Stream, part: range) -> None:
+    """Raise if many images in a row cannot be read: a disk may be missing."""
+    if len(part) >= IN_A_ROW or len(part) == len(stream.source):
+        last = ": ".join(map(printable, stream.skipped[-1]))
+        raise UserError(f"source: none of {len(part):,} images in a row can be read; the last: {last}")
 
 
 def _write_skipped(path: Path, skipped: list[Skipped]) -> None:

@@ -25,7 +25,7 @@ def reading(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     if wanted is not None:
         return {}, f"decoding: {'in every epoch' if wanted else 'once'}, as requested"
     if facts.room is None:
-        return {}, "decoding: as the source is read best"
+        return {}, "decoding: chosen by the source"
     free = f"{_readable(facts.room)} are free"
     if size <= CACHE_SHARE * facts.room:
         return {}, f"decoding: once, into a cache of {_readable(size)}; {free}"

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,39 +31,38 @@ _TEMPORARY = re.compile(r"\.(?P<name>.*)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file next to ``path``, then rename it."""
     remove_leftovers(path.parent, path.name)
-    temporary = _temporary(path)  # named before it is created, so that it is removed even if creating it is interrupted
     try:
-        temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode
-        with _owned(temporary) as handle:
+        with _owned(path, Path.touch) as temporary:
+            mode = temporary.stat().st_mode
             write(temporary)
             temporary.chmod(mode)  # some libraries create files that only the owner can read
-            os.fsync(handle)  # a delayed write may still fail on a full disk
+            _flush(temporary)
             temporary.replace(path)
     except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary)):  # report the name the user knows
+        ours = error.filename is None or is_temporary(os.path.basename(os.fsdecode(error.filename)))
+        if error.errno is not None and ours:  # report the name the user knows
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file is on the disk: a delayed write may still fail if the disk is full."""
+    with path.open("rb") as file:  # the library that wrote it may have replaced the file
+        os.fsync(file.fileno())
 
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder next to a path, whose content can be moved into place once complete."""
-    folder = _temporary(path)
     try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(path.parent, path.name)
-            folder.mkdir()
-        except OSError as error:
-            raise UserError(f"out: cannot create {path}: {error.strerror}") from None
-        with _owned(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent, path.name)
+        folder = ExitStack()
+        temporary = folder.enter_context(_owned(path, Path.mkdir))
+    except OSError as error:
+        raise UserError(f"out: cannot create {path}: {error.strerror}") from None
+    with folder:
+        yield temporary
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
@@ -71,11 +70,8 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
-            if match and (name is None or match["name"] == _shortened(name)) and _is_abandoned(entry.path):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    Path(entry.path).unlink(missing_ok=True)
+            if match and (name is None or match["name"] == _shortened(name)):
+                _remove_if_abandoned(Path(entry.path))
 
 
 def is_temporary(name: str) -> bool:
@@ -92,33 +88,61 @@ def _shortened(name: str) -> str:
 
 
 @contextmanager
-def _owned(path: Path) -> Iterator[int]:
-    """Hold a lock on a temporary file or folder; yield a handle of it."""
-    handle = os.open(path, os.O_RDONLY)
+def _owned(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
+    """Create a temporary file or folder next to ``path``, hold a lock on it, and remove it at the end."""
+    while True:
+        temporary = _temporary(path)  # named before it is created, so that an interruption removes it in any case
+        handle = None
+        try:
+            create(temporary)
+            with suppress(FileNotFoundError):
+                handle = _locked(temporary)
+            # Another process may have taken it for a leftover before it was locked.
+            if handle is not None and os.fstat(handle).st_nlink:
+                yield temporary
+                return
+        finally:
+            if handle is not None:
+                os.close(handle)
+            _remove(temporary)
+
+
+def _locked(path: Path, *, blocking: bool = True) -> int:
+    """Return a handle of a file or folder with a lock, which ends when it is closed.
+
+    Raises:
+        OSError: It does not exist, or another process has the lock.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if fcntl is not None:
-            with suppress(OSError):  # some network disks have no such locks: leftovers stay
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield handle
-    finally:
-        os.close(handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+    except OSError:
+        if not blocking:
+            os.close(handle)
+            raise
+        # Some network disks have no such locks: leftovers stay.
+    return handle
 
 
-def _is_abandoned(path: str) -> bool:
-    """Return whether no living process holds the lock on a temporary file or folder."""
+def _remove_if_abandoned(path: Path) -> None:
+    """Remove a temporary file or folder, unless a living process holds its lock."""
     if fcntl is None:
-        return False
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+        return
+    with suppress(OSError):
+        handle = _locked(path, blocking=False)
+        try:
+            _remove(path)
+        finally:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

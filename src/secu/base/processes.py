@@ -46,12 +46,13 @@ def launched() -> bool:
 
 def launch() -> str:
     """Return a name of this launch by torchrun, which stays the same when it restarts its processes; else empty."""
-    return f"{os.environ['TORCHELASTIC_RUN_ID']}/{os.getppid()}" if launched() else ""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"{run}/{os.getppid()}" if run else ""
 
 
 def restarted() -> bool:
     """Return whether torchrun started the processes again after one of them failed."""
-    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return bool(launch()) and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def local_rank() -> int:

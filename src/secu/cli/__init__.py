@@ -89,10 +89,9 @@ def _watch_signals() -> list[int]:
 
 
 def _ignore_signals() -> None:
-    """Ignore signals while the program ends: torchrun sends one to every process when one of them fails."""
-    if processes.world() > 1:
-        for number in STOPPING:
-            signal.signal(number, signal.SIG_IGN)
+    """Ignore signals while the program ends: people are impatient, and torchrun sends one to every process."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _report_interruption(received: list[int]) -> None:
@@ -103,7 +102,7 @@ def _report_interruption(received: list[int]) -> None:
         return
     what = "interrupted" if not received or received[0] == signal.SIGINT else "terminated"
     how = RESUMED_BY.get(options.command)
-    message = f"secu: {what}; {how} continues after the last complete epoch, if any" if how else f"secu: {what}"
+    message = f"secu: {what}; {how} continues from the last checkpoint, if any" if how else f"secu: {what}"
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(message, file=sys.stderr, flush=True)
 
@@ -127,7 +126,7 @@ def _fail(error: Exception) -> NoReturn:
         message = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
     who = f"rank {processes.rank()}: " if processes.world() > 1 else ""
     if processes.report_failure():  # otherwise this process fails because another one did
-        line = printable(shortened(" ".join(message.split()), LONGEST_MESSAGE))
+        line = shortened(printable(" ".join(message.split())), LONGEST_MESSAGE)
         print(f"secu: {who}{line}", file=sys.stderr, flush=True)
     _leave(code)
 

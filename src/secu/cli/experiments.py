@@ -196,10 +196,14 @@ def evaluate(
     elif split is not None:
         raise UserError(f"split: {split!r} is only valid for named data sets; these images have no splits")
     with ConsoleListener(errors) as listener:
-        images = images_of(folder, listener, split, data)
-    found = load_predictor(folder, choose_device(device)).predict_together(images)
-    sizes = found.cluster.bincount(minlength=folder.config().clusters)
-    scores = score_known(images.targets, found.cluster)
+        images = images_of(folder, listener, split, data, device)
+    clusters = load_predictor(folder, choose_device(device)).predict_together(images).cluster
+    if images.broken:
+        errors.print(f"warning: {images.broken.report()}", soft_wrap=True)
+        clusters = clusters[list(images.readable_rows())]
+        images = images.without_broken()
+    sizes = clusters.bincount(minlength=folder.config().clusters)
+    scores = score_known(images.targets, clusters)
     table = Table("images", "ACC", "NMI", "ARI", "largest", "smallest")
     values = [f"{value:.4f}" for value in scores] if scores else ["no labels", "", ""]
     labeled = len(images) if images.targets is None else int((images.targets >= 0).sum())

@@ -121,7 +121,7 @@ class TarSource(_ArchiveSource):
         reached = -1
         for info in self.archive:
             if info.offset <= reached or info.size < 0:
-                raise tarfile.ReadError("a member of negative size")  # tarfile would loop forever
+                raise tarfile.ReadError("corrupt header: negative or repeated offset")  # tarfile would loop forever
             reached = info.offset
             if not plain:
                 require_ratio(info.offset_data + info.size, size)

@@ -33,6 +33,7 @@ class Broken:
         self.most = most
         self.reasons: dict[int, str] = {}  # index in the source → reason
         self.reported: set[int] = set()
+        self.recovered: set[int] = set()  # since other processes were told
         self.lock = threading.Lock()
 
     def or_another(self, i: int, attempt: Callable[[int], Result]) -> Result:
@@ -50,7 +51,8 @@ class Broken:
                 self._add(number, bad)
             else:
                 with self.lock:
-                    self.reasons.pop(number, None)  # it was unreadable only for a while
+                    if self.reasons.pop(number, None) is not None:  # it was unreadable only for a while
+                        self.recovered.add(number)
                 return result
         raise UserError(f"source: {tried} images in a row cannot be read, the first: {self._described(i)}")
 
@@ -70,8 +72,11 @@ class Broken:
 
     def share(self) -> None:
         """Learn which images the other processes could not read; all processes must call this."""
-        for reasons in processes.collect(self.reasons):
-            self.reasons |= reasons
+        found = processes.collect((self.reasons, self.recovered))
+        recovered = set().union(*(numbers for _, numbers in found))
+        for reasons, _ in found:
+            self.reasons |= {i: reason for i, reason in reasons.items() if i not in recovered}
+        self.recovered = set()
 
     def __len__(self) -> int:
         return len(self.reasons)
@@ -88,7 +93,7 @@ class Broken:
             return ""
         name, reason = new[0]
         others = f", and {len(new) - 1:,} more" if len(new) > 1 else ""
-        return f"cannot be read and left out: {printable(name)}: {reason}{others}"
+        return f"skipped, cannot be read: {printable(name)}: {reason}{others}"
 
     def warning(self) -> str:
         """Return a warning at the end of a run; empty if all images could be read."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
@@ -26,7 +26,7 @@ from secu.data.image_files import BadImage
 from secu.data.partial import EVERY, Part
 from secu.data.rows import FileRows, fits_in_memory
 from secu.data.source import Shape, Source
-from secu.data.stream import decoded
+from secu.data.stream import all_cores, decoded
 
 VERSION = 1  # increment it whenever the same file would decode to different pixels
 ENDING = f".v{VERSION}.images"
@@ -57,9 +57,10 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
 
 
 def free_space(source: Source, folder: Path) -> int:
-    """Return the disk space in bytes for the decoded images of a source, including its cache files of now."""
+    """Return the disk space in bytes for the decoded images of a source, including its current cache files."""
     place = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    held = sum(file.stat().st_size for file in folder.glob(f"{_key(source)}-*.images"))
+    files = (*folder.glob(f"{_key(source)}-*.images"), *folder.glob(f".{_key(source)}-*.images.part"))
+    held = sum(file.stat().st_size for file in files)
     return shutil.disk_usage(place).free + held
 
 
@@ -167,7 +168,7 @@ def _decode_into(
 ) -> None:
     """Write each readable image to its row, and add the others to the bad ones; skip those that are done."""
     rest = dict.fromkeys(source.order[done:], shape) if done else shape
-    with closing(decoded(source, rest, values)) as outcomes:
+    with closing(decoded(source, rest, values, workers=all_cores())) as outcomes:
         for now, (i, outcome) in enumerate(outcomes, done + 1):
             if isinstance(outcome, BadImage):
                 bad[i] = outcome
@@ -213,9 +214,20 @@ def forget_earlier_states(folder: Path, source: Source, ending: str) -> None:
         ending: How names of current files end: version and kind.
     """
     kind = ending.rpartition(".")[2]
-    for old in (*folder.glob(f"{_key(source)}-*.{kind}"), *folder.glob(f".{_key(source)}-*.{kind}.*")):
-        if not (old.name.removeprefix(".").startswith(f"{state_of(source)}-") and ending in old.name):
+    for old in (*folder.glob(f"{_key(source)}-*.{kind}"), *folder.glob(f".{_key(source)}-*.{kind}.part*")):
+        current = old.name.removeprefix(".").startswith(f"{state_of(source)}-") and ending in old.name
+        if not current and not (old.name.startswith(".") and _is_being_written(old, kind)):
             old.unlink(missing_ok=True)
+
+
+def _is_being_written(part: Path, kind: str) -> bool:
+    """Return whether a process holds the lock of an unfinished file."""
+    whole = part.name.partition(f".{kind}.part")[0]
+    try:
+        with FileLock(part.with_name(f"{whole}.{kind}.lock")).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
 
 
 def cannot_write(path: Path, error: OSError, size: int, what: str = "images") -> str:

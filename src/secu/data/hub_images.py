@@ -38,7 +38,7 @@ class HubImages(Source):
         image = self.data[i][self.column]
         raw: Raw | None = image and (image["bytes"] or image["path"])
         if not raw:
-            raise BadImage("no bytes are stored for it")
+            raise BadImage("this row has no image data")
         return raw
 
     def stamps(self) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Images:
         shape: Shape of one input: channels, height and width of images, or (D,) of features.
         rows: All inputs in a cache file, if they do not fit into memory.
         checksums: A checksum of the pixels of each image, if the inputs are not pixels.
-        broken: The images that could not be read, if they are decoded on demand.
+        broken: The images of the source that could not be read on demand; None for images in memory.
     """
 
     tensor: Tensor | None
@@ -137,10 +137,9 @@ class Images:
         """
         import torch
 
-        assert self.source is not None
-        broken = Broken(self.source) if self.broken is None else self.broken
+        assert self.broken is not None
         numbers = [self.numbers[i] for i in index.tolist()]
-        return torch.from_numpy(crop_now(broken, numbers, choose, (self.shape[0], size, size), self.values))
+        return torch.from_numpy(crop_now(self.broken, numbers, choose, (self.shape[0], size, size), self.values))
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
         """Return images for display, uint8 (B, C, S, S): see ``iter_pictures``."""

@@ -176,7 +176,7 @@ def combine(
         shape=shape,
         rows=inputs if isinstance(inputs, FileRows) else None,
         checksums=stored.checksums if stored else None,
-        broken=None if stored else Broken(source, most_bad),
+        broken=Broken(source, most_bad),
     )
 
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
+from secu.data.archives import require_ratio
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
+from secu.data.patterns import distinct
 from secu.data.source import Source, file_stamp
 from secu.data.strings import Names
 from secu.data.text import one_line
@@ -25,6 +27,7 @@ from secu.data.text import one_line
 USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, if there are several
 LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels
 KEPT_BYTES = 512 << 20  # row groups in memory, in bytes
+BATCH = 64  # images unpacked at a time, so that a bomb is noticed early
 
 
 class Table(NamedTuple):
@@ -54,7 +57,7 @@ class ParquetImages(Source):
         group = int(np.searchsorted(self.starts, i, "right")) - 1
         data: bytes | None = self._load(group)[i - int(self.starts[group])].as_py()
         if data is None:
-            raise BadImage("no bytes are stored for it")
+            raise BadImage("this row has no image data")
         return data
 
     def _load(self, group: int) -> Any:
@@ -78,9 +81,13 @@ def read_group(path: str, group: int, column: str) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    with parquet.ParquetFile(path) as file:
-        images = file.read_row_group(group, columns=[_bytes_of(file.schema_arrow, column)]).column(column)
-    images = images.combine_chunks()
+    with open(path, "rb") as content, parquet.ParquetFile(content) as file:  # pyarrow needs paths to be UTF-8
+        wanted = _bytes_of(file.schema_arrow, column)
+        batches = []
+        for batch in file.iter_batches(BATCH, row_groups=[group], columns=[wanted]):
+            batches.append(batch)
+            require_ratio(sum(part.nbytes for part in batches), os.path.getsize(path))
+    images = pa.Table.from_batches(batches).column(column).combine_chunks()
     return images.field("bytes") if pa.types.is_struct(images.type) else images
 
 
@@ -119,7 +126,8 @@ def holds_images(path: str) -> bool:
     """Return whether a Parquet file has a column of images."""
     import pyarrow.parquet as parquet
 
-    return image_column(parquet.read_schema(path)) is not None
+    with open(path, "rb") as content:
+        return image_column(parquet.read_schema(content)) is not None
 
 
 def _holds_bytes(field: Any) -> bool:
@@ -147,7 +155,8 @@ def _schema(path: str) -> Any:
     import pyarrow.parquet as parquet
 
     try:
-        return parquet.read_schema(path)
+        with open(path, "rb") as content:
+            return parquet.read_schema(content)
     except Exception as error:
         raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
 
@@ -181,7 +190,7 @@ def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> T
     kind = schema.field(column).type
     inner = [part.name for part in kind] if pa.types.is_struct(kind) else []
     try:
-        with parquet.ParquetFile(path) as file:
+        with open(path, "rb") as content, parquet.ParquetFile(content) as file:
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
             columns = {key: _named(table.column(key).to_pylist(), names.get(key)) for key in keys}
@@ -210,13 +219,11 @@ def numbered(source: Source, names: Sequence[str]) -> Source:
 
 def _ids(files: Sequence[str], tables: Sequence[Table]) -> Names:
     paths = [path for table in tables for path in table.paths]
-    if all(paths) and len(set(paths)) == len(paths):
-        return Names.of(str(path).replace(os.sep, "/").lstrip("/") for path in paths)
-    rows = [
-        (os.path.basename(file), row)
-        for file, table in zip(files, tables, strict=True)
-        for row in range(sum(table.rows))
-    ]
+    if all(paths):
+        stored = [str(path).replace(os.sep, "/").lstrip("/") for path in paths]
+        if len(set(stored)) == len(stored):
+            return Names.of(stored)
+    rows = [(file, row) for file, table in zip(distinct(files), tables, strict=True) for row in range(sum(table.rows))]
     return Names.of(f"{file}/{row}" for file, row in rows)
 
 

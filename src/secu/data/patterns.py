@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from collections.abc import Sequence
 from itertools import product
 
 from secu.base.errors import UserError
@@ -12,16 +13,16 @@ from secu.data.text import natural
 SHARDS = (".tar", ".parquet", ".pq")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-MOST = 1_000_000  # files that a pattern with braces may stand for
+MOST = 1_000_000  # files that a pattern with braces may expand to
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name stands for several files: it contains wildcards, ``{000..012}`` or ``{train,val}``."""
+    """Return whether a name expands to several files: it contains wildcards, ``{000..012}`` or ``{train,val}``."""
     return glob.has_magic(name) or any(_choices(match[1]) for match in _BRACES.finditer(name))
 
 
 def matching_files(pattern: str) -> list[str]:
-    """Return the files that a pattern stands for, in natural order within a wildcard.
+    """Return the files that a pattern expands to, in natural order within a wildcard.
 
     Raises:
         UserError: No file matches a wildcard, or a file that is named by braces does not exist.
@@ -31,7 +32,7 @@ def matching_files(pattern: str) -> list[str]:
     missing = [name for name in names if not glob.has_magic(name) and not os.path.isfile(name)]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        stands = f"{printable(pattern)} stands for {len(names)} files"
+        stands = f"{printable(pattern)} expands to {len(names)} files"
         raise UserError(f"source: {stands}, but {printable(missing[0])}{more} does not exist")
     for name in names:
         matches = sorted(glob.glob(name, recursive=True), key=natural) if glob.has_magic(name) else [name]
@@ -67,7 +68,7 @@ def _expanded(pattern: str) -> list[str]:
     for choice in choices:
         total *= len(choice)
     if total > MOST:
-        raise UserError(f"source: {printable(pattern)} stands for {total:,} files; the limit is {MOST:,}")
+        raise UserError(f"source: {printable(pattern)} expands to {total:,} files; the limit is {MOST:,}")
     return ["".join(chosen) for chosen in product(*choices)]
 
 
@@ -77,5 +78,14 @@ def _choices(inside: str) -> list[str]:
         return inside.split(",") if "," in inside else []
     first, last = count.groups()
     if int(last) - int(first) > MOST:
-        raise UserError(f"source: {{{inside}}} stands for too many files; the limit is {MOST:,}")
+        raise UserError(f"source: {{{inside}}} expands to too many files; the limit is {MOST:,}")
     return [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+
+
+def distinct(files: Sequence[str]) -> list[str]:
+    """Return the name of each file, with as many folders as it takes to tell them apart."""
+    names = [os.path.basename(file) for file in files]
+    if len(set(names)) == len(names):
+        return names
+    top = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    return [os.path.relpath(os.path.abspath(file), top).replace(os.sep, "/") for file in files]

@@ -24,7 +24,7 @@ from secu.data.image_files import BadImage
 BLOCK = 64 << 20  # bytes read at a time
 LONGEST_HEADER = 16_384  # bytes of an .npy header, of which numpy accepts 10,000
 MEMORY_SHARE = 0.5  # of all memory; a larger array stays in its file
-UNKNOWN_MEMORY = 8 << 30  # bytes assumed where the system does not tell
+UNKNOWN_MEMORY = 8 << 30  # bytes assumed if the system does not report it
 
 
 class Header(NamedTuple):

@@ -24,12 +24,14 @@ from secu.data.decode import Raw
 from secu.data.folders import SUFFIXES, is_image
 from secu.data.image_files import BadImage
 from secu.data.listing import Arrays, indexed, packed, unpacked
+from secu.data.patterns import distinct
 from secu.data.source import Skipped, Source, file_stamp
 from secu.data.strings import Names
 from secu.data.text import one_line
 
 LABELS = "cls"  # the column with the true labels
 MAX_IMAGE = 256 << 20  # bytes
+MOST_COLUMNS = 1_000
 MAX_NOTE = 1 << 20  # bytes of a .cls, .txt or .json
 NOTES = (".cls", ".txt", ".json")
 
@@ -49,7 +51,7 @@ class ShardSource(Source):
 
     def __init__(self, name: str, place: str, files: Sequence[str]) -> None:
         shards = [_open(file) for file in files]
-        starts = _distinct(files)
+        starts = distinct(files)
         super().__init__(
             name,
             place,
@@ -123,7 +125,7 @@ def _index(path: str) -> Arrays:
                 elif ending in NOTES and info.isfile() and info.size <= MAX_NOTE:
                     member = archive.extractfile(info)
                     _add_note(notes.setdefault(key, {}), ending, member.read() if member else b"")
-    skipped += [(key, "no image beside its notes") for key in notes if key not in images]
+    skipped += [(key, "sample has no image") for key in notes if key not in images]
     return _arrays(images, notes, skipped)
 
 
@@ -132,7 +134,7 @@ def _members(archive: tarfile.TarFile, end: int) -> Iterator[tarfile.TarInfo]:
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # otherwise all headers stay in memory
         if info.offset <= reached or info.size < 0:
-            raise tarfile.ReadError("a member of negative size")  # tarfile would loop forever
+            raise tarfile.ReadError("corrupt header: negative or repeated offset")  # tarfile would loop forever
         reached = info.offset
         if info.isfile() and info.offset_data + info.size > end:
             raise tarfile.ReadError(f"it is truncated in {printable(info.name)}")
@@ -166,6 +168,8 @@ def _arrays(
     """Return the index of a shard as arrays."""
     chosen = [(key, name, *place) for key, found in images.items() for name, place in _main_images(found).items()]
     keys = list(dict.fromkeys(key for values in notes.values() for key in values))
+    if len(keys) > MOST_COLUMNS:
+        raise ValueError(f"its .json members have {len(keys):,} different keys; the limit is {MOST_COLUMNS:,}")
     arrays = packed("names", Names.of(name for _, name, _, _ in chosen))
     arrays["offsets"] = np.array([offset for _, _, offset, _ in chosen], np.int64)
     arrays["sizes"] = np.array([size for _, _, _, size in chosen], np.int64)
@@ -205,15 +209,6 @@ def _refusal(info: tarfile.TarInfo) -> str:
     if info.size > MAX_IMAGE:
         return f"{info.size / 1e6:,.0f} MB; the limit is {MAX_IMAGE / 1e6:,.0f} MB"
     return ""
-
-
-def _distinct(files: Sequence[str]) -> list[str]:
-    """Return the file name of each shard, with as many folders as it takes to tell them apart."""
-    names = [os.path.basename(file) for file in files]
-    if len(set(names)) == len(names):
-        return names
-    top = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
-    return [os.path.relpath(os.path.abspath(file), top).replace(os.sep, "/") for file in files]
 
 
 def _join_columns(shards: Sequence[Shard]) -> dict[str, Names]:

@@ -89,6 +89,11 @@ class Source(ABC):
         """Return strings that change when an image changes, such as sizes and times; empty if unknown."""
         return ()
 
+    def is_read_from(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether a file is one of those that contain the images, which must not be overwritten."""
+        files = (self.place, *getattr(self, "files", ()))
+        return os.path.realpath(path) in (os.path.realpath(file) for file in files if file)
+
     @property
     def cacheable(self) -> bool:
         """Whether decoded images may be cached: the source can be reopened, and changes can be detected."""

@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.base import processes
 from secu.data.broken import Broken
 from secu.data.cutting import Choose
 from secu.data.decode import Raw, decode, decode_crops, quiet
@@ -176,5 +177,10 @@ def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None, max_pixels: 
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
+    """Return this process's share of the CPU cores."""
+    return max(1, all_cores() // processes.local_world())
+
+
+def all_cores() -> int:
+    """Return the number of CPU cores that this process may use while the others of the machine wait for it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,7 @@
 """Stability of a model's labels under random augmentation: a score that needs no true labels."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import torch
@@ -36,9 +37,9 @@ def consistency(
     clusters = len(predictor.centers)
     generator = torch.Generator(device).manual_seed(0)
     counts = torch.zeros(clusters**2, dtype=torch.int64)
-    with torch.inference_mode(), evaluation_mode(encoder):
-        parts = batches_of(index_N, images, device)
-        for inputs in images.fetch_ahead(parts):
+    parts = batches_of(index_N, images, device)
+    with torch.inference_mode(), evaluation_mode(encoder), closing(images.fetch_ahead(parts)) as batches:
+        for inputs in batches:
             batch = to_device(inputs, device)
             changed = views.render(batch, views.draw(len(batch), generator))
             seen = (views.plain(batch), *(changed[number] for number in numbers))  # possibly of different sizes

@@ -111,7 +111,7 @@ class Embedding:
         """Yield the rows of a part of all images but the first ``done`` of it, a chunk at a time."""
         device = self.front.mean.device.type
         total = len(part)
-        workers = max(1, cores() // processes.local_world())
+        workers = cores()
         order = list(self.source.order[part.start : part.stop])[done:]
         size = CHUNK.get(device, CHUNK["cpu"])
         waiting: deque[Future[Rows]] = deque()

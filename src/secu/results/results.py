@@ -117,7 +117,7 @@ def _facts(run: Run) -> dict[str, str]:
     }
     with suppress(UserError):  # a model of the hub may be gone
         if pretraining := describe(run.config().encoder.backbone):
-            facts["weights"] = f"{pretraining.weights} ({pretraining.license}), taught {pretraining.taught}"
+            facts["weights"] = f"{pretraining.weights} ({pretraining.license}), trained on {pretraining.taught}"
     return facts
 
 

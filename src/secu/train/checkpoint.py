@@ -92,6 +92,8 @@ class Checkpoint:
                 raise UserError(f"run: the checkpoint in {run.path} is damaged: {name} has values out of range")
         method.load_state_dict(dict(self.tensors))
         step.load_momentum(dict(self.momentum))
+        if self.middle and not step.fits(self.middle):
+            raise UserError(f"run: the checkpoint in {run.path} is damaged: it is not in the middle of an epoch")
         if self.middle:
             step.resume_at(self.tensors, self.middle)
 

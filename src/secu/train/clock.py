@@ -2,7 +2,7 @@
 
 import time
 
-CHECKPOINT_SECONDS = 60  # a crash loses at most this much training, plus the epoch in progress
+CHECKPOINT_SECONDS = 60  # a crash loses at most this much training, plus the epoch in progress or ten minutes of it
 COPY_SECONDS = 60  # how old the copy of a run's state may become in a long epoch; an interruption writes this copy
 MIDDLE_SECONDS = 600  # how old the checkpoint on disk may become in a long epoch
 
@@ -21,15 +21,17 @@ class Clock:
         self.copied = self.started
         self.epoch_began = self.started
         self.epoch_trained = self.started
+        self.epoch_share = 1.0
         self.longest_end = 0.0  # longest time that scores and checkpoints took after an epoch
 
     def start_epoch(self) -> None:
         """Mark the start of an epoch."""
         self.epoch_began = time.monotonic()
 
-    def end_steps(self) -> None:
-        """Mark the end of an epoch's last step."""
+    def end_steps(self, share: float = 1.0) -> None:
+        """Mark the end of an epoch's last step; ``share`` of its steps were made since its start."""
         self.epoch_trained = time.monotonic()
+        self.epoch_share = share
 
     def end_epoch(self) -> None:
         """Mark the end of everything that follows an epoch's steps."""
@@ -76,4 +78,5 @@ class Clock:
     @property
     def out_of_time(self) -> bool:
         """Whether another epoch, with its scores and checkpoint, would end after the limit."""
-        return time.monotonic() - self.started + self.epoch_seconds + self.longest_end > self.limit
+        whole_epoch = self.epoch_seconds / self.epoch_share
+        return time.monotonic() - self.started + whole_epoch + self.longest_end > self.limit

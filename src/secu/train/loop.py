@@ -72,7 +72,7 @@ def _epoch(
 
     clock.start_epoch()
     losses = engine.epoch(sessions[0].epochs_done, after_step)
-    clock.end_steps()
+    clock.end_steps(share=1 - step.first / len(step.sizes))
     for session, values in zip(sessions, losses, strict=True):
         session.end_epoch(values, clock, test)
     for session in sessions:

@@ -57,9 +57,11 @@ class LARS(torch.optim.Optimizer):
 
 def _norm(values: Tensor, heads: Sequence[int] | None) -> Tensor:
     """Return the norm of a tensor, or those of the matrices in it (H, 1, 1)."""
-    matrices = [values] if heads is None else [matrix[:rows] for matrix, rows in zip(values, heads, strict=True)]
-    norms = torch.stack([matrix.norm() for matrix in matrices])
-    return norms[0] if heads is None else norms.view(-1, 1, 1)
+    if heads is None:
+        norm: Tensor = values.norm()
+        return norm
+    norms = [matrix[:rows].norm() for matrix, rows in zip(values, heads, strict=True)]
+    return torch.stack(norms).view(-1, 1, 1)
 
 
 def build_optimizer(

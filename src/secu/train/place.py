@@ -11,6 +11,7 @@ after it, whoever opens the run next moves the remaining files.
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,13 +19,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from secu.base.errors import UserError
-from secu.base.files import is_temporary, read_json, remove_leftovers
+from secu.base.files import is_temporary, read_json, remove_leftovers, write_text
 
 LOCK = ".secu.lock"  # stays in the folder: a lock that is removed can be held twice
 NEXT = ".next"
 READY = ".ready"
 LIST = "files.json"  # in .ready: the files of the new run
 PATIENCE = 10  # seconds to wait for another process that is moving files into place
+POLL = 0.05  # seconds
 MODEL = "model.safetensors"
 BEST = "best.safetensors"
 STATE = "state.safetensors"
@@ -131,20 +133,24 @@ def new_folder(path: Path) -> Path:
 def put_in_place(path: Path) -> None:
     """Replace the run in a folder by the new one; files that do not belong to a run are kept."""
     folder = path / NEXT
-    (folder / LIST).write_text(json.dumps([name for name in FILES if (folder / name).is_file()]), encoding="utf-8")
+    write_text(folder / LIST, json.dumps([name for name in FILES if (folder / name).is_file()]))
     folder.rename(path / READY)
     _finish(path)
 
 
 def finish_replacement(path: Path) -> None:
     """Move the remaining files of a new run into place if the process that did so was killed."""
-    if not (path / READY).is_dir():
-        return
-    try:
-        with _lock(path).acquire(timeout=PATIENCE):
-            _finish(path)
-    except (OSError, Timeout) as error:
-        raise UserError(f"run: {path} is being replaced: cannot move its files into place ({error})") from None
+    deadline = time.monotonic() + PATIENCE
+    while (path / READY).is_dir():
+        try:
+            with _lock(path).acquire(blocking=False):
+                _finish(path)
+        except Timeout as error:  # the process that trains is doing it, and keeps the lock afterwards
+            if time.monotonic() > deadline:
+                raise UserError(f"run: {path} is being replaced by another process ({error})") from None
+            time.sleep(POLL)
+        except OSError as error:
+            raise UserError(f"run: cannot move files of {path} into place: {error}") from None
 
 
 def _finish(path: Path) -> None:

@@ -236,7 +236,8 @@ class Session:
             "versions": versions(),
             "last_epoch": records[-1] if records else {},
         }
-        facts |= {"processes": processes.world(), "launch": processes.launch()} if processes.world() > 1 else {}
+        facts |= {"processes": processes.world()} if processes.world() > 1 else {}
+        facts |= {"launch": processes.launch()} if processes.launch() else {}
         facts |= {"kept": self.kept} if self.kept else {}
         facts |= {"amended": self.amended} if self.amended else {}
         self.run.write_record(facts)

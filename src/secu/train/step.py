@@ -5,9 +5,7 @@ random generator), so that a graph can be replayed for a whole epoch without syn
 """
 
 import hashlib
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from torch import Tensor
 from secu.base import collectives, processes
 from secu.data import Images
 from secu.methods.base import Method, call_directly
+from secu.train.compiled import CompiledCall
 from secu.train.feed import Feed, build_feed
 from secu.train.gradients import GradientSum
 from secu.train.optim import build_optimizer, learning_rates
@@ -139,8 +138,27 @@ class Step:
             tensor.copy_(middle[name])
         for name, buffer in self._passing_buffers().items():
             buffer.copy_(middle[f"buffer.{name}"])
-        self.generator.set_state(middle["generator"].cpu())
+        state_there = middle["generator"].cpu()
+        if state_there.shape == self.generator.get_state().shape:
+            self.generator.set_state(state_there)
+        else:  # written on another kind of device, which draws other numbers anyway
+            self.generator.manual_seed(_mix(self.config.seed, self.first, 3))
         return middle.get("partners")
+
+    def fits(self, middle: Mapping[str, Tensor]) -> bool:
+        """Return whether a checkpoint, which may come from a damaged file, is one in the middle of an epoch."""
+        buffers = {f"buffer.{name}": buffer for name, buffer in self._passing_buffers().items()}
+        expected = {*self._counters(), *buffers, "generator"}
+        if not expected <= middle.keys() <= expected | {"partners"}:
+            return False
+        counters = [middle[name] for name in ("steps_done", "images_done")]
+        partners = middle.get("partners", torch.zeros(len(self.images)))
+        shapes = all(middle[name].shape == buffer.shape for name, buffer in buffers.items())
+        if not (shapes and all(counter.numel() == 1 for counter in counters) and len(partners) == len(self.images)):
+            return False
+        steps, images = map(int, counters)
+        inside = bool(((partners >= 0) & (partners < len(self.images))).all())
+        return 0 < steps < len(self.sizes) and images == sum(self.sizes[:steps]) and inside
 
     def _counters(self) -> dict[str, Tensor]:
         return {"images_done": self.images_done, "steps_done": self.steps_done, "loss_sums": self.loss_sums}
@@ -222,28 +240,7 @@ def _own_size(size: int) -> int:
     return int(own.stop - own.start)
 
 
-class CompiledCall:
-    """Calls functions of tensors through torch.compile; each function is compiled at its first call.
-
-    Shapes never change within a run. The recompile limits are raised so that one process can train any number of runs
-    with different shapes.
-    """
-
-    def __init__(self) -> None:
-        torch._dynamo.config.recompile_limit = 10_000
-        torch._dynamo.config.accumulated_recompile_limit = 100_000
-        for advice in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # not actionable for users
-            warnings.filterwarnings("ignore", advice, UserWarning, r"torch\._inductor\.")
-        self.compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a function, compiling it first if necessary."""
-        if function not in self.compiled:
-            self.compiled[function] = torch.compile(function, fullgraph=True, dynamic=False)
-        return self.compiled[function](*inputs)
-
-
 def _mix(seed: int, epoch: int, purpose: int) -> int:
-    """Derive a separate seed for each purpose and epoch, so that checkpoints need no generator state."""
+    """Derive a separate seed for each purpose and epoch; a checkpoint between epochs needs no generator state."""
     digest = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:7], "little")

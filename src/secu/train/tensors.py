@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from secu.base.errors import UserError
@@ -39,14 +39,13 @@ def write_tensors(
     """Write a safetensors file; ``before`` is called with the complete temporary file before it is renamed."""
 
     def write(temporary: Path) -> None:
-        save_file(dict(tensors), temporary, dict(metadata or {}))
+        temporary.write_bytes(
+            save(dict(tensors), dict(metadata or {}))
+        )  # save_file would use a temporary file of its own
         if before is not None:
             before(temporary)
 
-    try:
-        write_atomically(path, write)
-    except SafetensorError as error:  # how safetensors reports a full disk
-        raise UserError(f"run: cannot write {path}: {error}") from None
+    write_atomically(path, write)
 
 
 def read_tensors(path: Path) -> TensorFile:
