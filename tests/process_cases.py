@@ -24,7 +24,13 @@ SHORT = ("optim.epochs=1", "optim.batch_size=48")  # 2 epochs of 5 steps
 
 CASES: dict[str, tuple[str, ...]] = {
     "size": ("constraint.upper=1.1", "constraint.dual_schedule=falling", "optim.epochs=5"),  # 30 steps
-    "entropy": ("constraint.kind=entropy", "optim.name=lars", "encoder.prediction_layers=2"),
+    "entropy": (  # as on ImageNet
+        "constraint.kind=entropy",
+        "constraint.alpha_over=seen",
+        "optim.name=lars",
+        "centers.optimizer=lars",
+        "encoder.prediction_layers=2",
+    ),
     "closed-form": ("centers.kind=closed_form",),
     "kmeans": ("centers.kind=kmeans",),
     "ce": ("loss.name=ce", "encoder.projection_layers=3", "optim.batch_size=65"),  # 65, 65, 65

@@ -338,7 +338,7 @@ MISTAKES = {
     "not a pair": (["fit", "digits", "-k", "3", "fast"], ["'fast' must look like key=value"]),
     "time": (["fit", "digits", "-k", "3", "--time-limit", "soon"], ["--time-limit: 'soon'"]),
     "both": (["fit", "digits", "-k", "3", "--resume", "--force"], ["cannot be combined"]),
-    "missing shards": (["fit", "s-{0..3}.tar", "-k", "3"], ["stands for 4 files", "s-0.tar and 3 more does not exist"]),
+    "missing shards": (["fit", "s-{0..3}.tar", "-k", "3"], ["expands to 4 files", "s-0.tar and 3 more does not exist"]),
     "no shards": (["predict", "runs/digits", "none/*.parquet"], ["no file matches none/*.parquet"]),
     "dry run": (["fit", "nowhere", "-k", "3", "--dry-run"], ["nowhere does not exist"]),
     "expanded": (["fit", "digits/0/0.png", "-k", "3", "digits/1"], ["expected one source", "'digits/1'", "in quotes"]),

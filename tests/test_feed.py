@@ -94,7 +94,7 @@ def test_image_that_breaks_between_two_epochs_does_not_end_the_run(tmp_path, fol
     listener = Breaking(folders / "imagenet" / "train" / "n02" / "3.png")
     session = trained(tmp_path / "run", config, images, test=images, listener=listener)
     assert listener.notes == [
-        "warning: cannot be read and left out: n02/3.png: not an image of a kind that can be read "
+        "warning: skipped, cannot be read: n02/3.png: not an image of a kind that can be read "
         "(JPEG, PNG, WebP, BMP, TIFF, GIF)"
     ]
     session.conclude(images)

@@ -84,7 +84,7 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     channels = asked(settings, "data", "channels") or facts.channels
     mean, std = known.normalization(channels)
     size = asked(settings, "data", "image_size") or known.size
-    origin = f"{known.weights} ({known.license}), taught {known.taught}"
+    origin = f"{known.weights} ({known.license}), trained on {known.taught}"
     change = {
         "encoder": {"backbone": facts.frozen, "trainable": "nothing", **head},
         "data": {"image_size": size, "channels": channels, "mean": mean, "std": std},

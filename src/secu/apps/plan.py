@@ -158,7 +158,7 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         return {"encoder": {"backbone": "small", "dim": 64}}, f"encoder.backbone=small: {why}"
     if pretraining := describe(backbone):
         mean, std = pretraining.normalization(settings["data"]["channels"])
-        known = f"{pretraining.weights} ({pretraining.license}), taught {pretraining.taught}"
+        known = f"{pretraining.weights} ({pretraining.license}), trained on {pretraining.taught}"
         change = {"encoder": {"backbone": backbone}, "data": {"mean": mean, "std": std}}
         part = "its last stage is" if asked(settings, "encoder", "trainable") == "last" else "all of it is"
         return change, f"encoder.backbone={backbone}: {known}; {part} trained further, at a tenth of the learning rate"
