@@ -455,7 +455,7 @@ def test_ctrl_c_while_training_on_images_that_are_decoded_on_demand(tmp_path):
     settings = ("data.image_size=8", "augment.size=8", "encoder.backbone=small", "encoder.prediction_layers=0")
     settings += ("heads=[2]", "optim.batch_size=20", "optim.epochs=40", "optim.warmup_epochs=0", "--device", "cpu")
     process = start("train", "imagenet", *settings, "--data", "root", "--out", "run", cwd=tmp_path)
-    wait_for((tmp_path / "run" / "metrics.jsonl").is_file, process)  # the first epoch has begun
+    wait_for((tmp_path / "run" / NEXT / "metrics.jsonl").is_file, process)  # the first epoch has begun
     time.sleep(1)
     assert_one_line(interrupt(process), "secu: interrupted", code=130)
 
