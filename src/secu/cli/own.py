@@ -1,6 +1,7 @@
 """Commands for your own images: fit, predict, sort, export, report."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +38,10 @@ AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more th
 def fit(
     source: SourceArgument,
     overrides: Overrides = None,
-    clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="Number of groups. Required.")] = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option("--clusters", "-k", help="Number of groups, or a range such as 5..40. Default: chosen."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
     balance: Annotated[
         float | None, typer.Option(help="Hold groups near an equal size: 0 (any size) to 1 (equal). Default: chosen.")
@@ -61,15 +65,14 @@ def fit(
     from secu.apps.console import ConsoleListener, show_plan
     from secu.apps.fit import FitRequest, prepare
     from secu.apps.fit import fit as run_fit
+    from secu.apps.ranges import parse_clusters
     from secu.settings import merge, parse_overrides
     from secu.train.run import Run
 
     limit = parse_time(time_limit)
     if overrides and os.path.exists(overrides[0]):  # the shell expanded a pattern such as *.png
         raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
-    if clusters is None:
-        unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"
-        raise UserError(f"--clusters: is required, for example --clusters 8; if you do not know, {unknown}")
+    wanted = parse_clusters(clusters)
     path = out or Path("runs") / name_of(source)
     before = None
     if not dry_run:
@@ -82,7 +85,7 @@ def fit(
     if from_scratch and encoder:
         raise UserError(f"--from-scratch: contradicts --encoder {encoder}; give one of them")
     encoder = "scratch" if from_scratch else encoder
-    request = FitRequest(source, clusters, balance, labels, settings, device, allow_bad, encoder=encoder)
+    request = FitRequest(source, wanted, balance, labels, settings, device, allow_bad, encoder=encoder)
     prepared = prepare(request, before)
     show_plan(console, prepared, reasons=dry_run)
     if dry_run:
@@ -90,11 +93,13 @@ def fit(
     with ConsoleListener(console) as listener:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
     if not ran_out_of_time(finished) and finished.results is not None:
-        _show_results(finished.results, finished.seconds, path)
+        _show_results(finished.results, finished.seconds, path, finished.run.number_reasons())
 
 
-def _show_results(results: "Results", seconds: float, path: Path) -> None:
-    """Print the outcome of a finished fit."""
+def _show_results(results: "Results", seconds: float, path: Path, reasons: Sequence[str]) -> None:
+    """Print the outcome of a finished fit; ``reasons`` are those for its number of clusters, if that was chosen."""
+    for reason in reasons:
+        console.print(reason, highlight=False, soft_wrap=True)
     if left_out := len(results.images.skipped) + len(results.images.repeated):
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
