@@ -9,22 +9,39 @@ The rule was chosen on the cases named "choice" alone; the others ("check") were
 """
 
 import argparse
+import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from data_sets import Pictures, cifar10_test, cifar100_test, digits, fashion, uneven_sizes
+from defaults import checked_out, hardware
 from numpy.typing import NDArray
+from results import KEPT, ROOT, with_table
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
 
 from secu.apps.embed import config_for
 from secu.apps.fit import FitRequest, fit, prepare
 from secu.apps.images import load_inputs
 from secu.apps.ranges import Range
+from secu.cluster.metrics import accuracy
+from secu.cluster.tree import grow_tree
+from secu.config import FeaturesConfig
 from secu.data import open_images
+from secu.methods.answer import information, relabeled
+from secu.methods.number import Choice, compare_sizes, silhouette
 from secu.train.checkpoint import load_method
+from secu.train.files import write_json, write_text
+from secu.views.features import FeatureViews
+from secu.views.neighbors import find_neighbors
 
 SEED = 0
 RANGE = Range(3, 40)
@@ -32,6 +49,21 @@ READERS = {"cifar10": cifar10_test, "cifar100": cifar100_test, "digits": digits,
 PER_CLASS = 300  # most images of a class
 BLOB_DIMENSIONS = 32
 BLOB_IMAGES = 2_000
+CLOSE = 0.25  # how far a recommended number may be from the true one, as a share of that
+NEIGHBORS = 20
+RESULT = KEPT / "choose-k.json"
+DOC = ROOT / "docs" / "lab" / "how-many.md"
+BEGIN = "<!-- results: made by benchmarks/choose_k.py publish -->\n"
+END = "<!-- end of results -->"
+PARTS = {"choice": "cases that the rule was chosen by", "check": "the other cases"}
+OTHERS = {
+    "the rule": "silhouette of heads, on vectors (the rule)",
+    "cuts": "silhouette of cuts of the tree, on vectors",
+    "heads, on embeddings": "silhouette of heads, on embeddings",
+    "k-means": "silhouette of k-means, on vectors",
+    "information": "mutual information of neighbors' labels, as a share of log K",
+    "agreement with k-means": "agreement of a head with k-means (ARI)",
+}
 
 
 class Case(NamedTuple):
@@ -167,18 +199,155 @@ def train(case: Case, cache: Path) -> None:
     print(f"{case.name}: {len(inputs)} images, {seconds:.0f} s", flush=True)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("embed", "train"))
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--cache", type=Path)
-    parser.add_argument("--data", type=Path)
+def points_of(case: Case, embeddings: Tensor, cache: Path) -> Tensor:
+    """Return what a run measures distances between: its standardized vectors or, on pixels, its embeddings."""
+    if case.source == "digits-scratch":
+        return embeddings
+    vectors = torch.from_numpy(inputs_of(case, cache)[0])
+    views = FeatureViews(vectors.shape[1], FeaturesConfig())
+    views.learn(vectors)
+    return views.plain(vectors)
+
+
+def measure(case: Case, cache: Path) -> dict[str, Any]:
+    """Return what a run says about a case, what other scores would say, and how good heads and cuts are."""
+    with np.load(cache / "runs" / f"{case.name}.npz") as kept:
+        run = dict(kept)
+    embeddings = F.normalize(torch.from_numpy(run["embeddings"]).float(), dim=-1)
+    heads = run["heads"].tolist()
+    labels = list(torch.from_numpy(run["labels"]))
+    points = points_of(case, embeddings, cache)
+    choice = compare_sizes(heads, labels, embeddings, points, SEED)
+    low, high = choice.plausible
+    others = other_scores(choice, labels, embeddings, points)
+    size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
+    tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
+    cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
+    return {
+        "case": case.name,
+        "source": case.source,
+        "groups": case.groups,
+        "uneven": case.uneven,
+        "images": len(embeddings),
+        "part": "choice" if case.took_part else "check",
+        "recommended": choice.recommended,
+        "low": low,
+        "high": high,
+        "in_range": low <= case.groups <= high,
+        "close": is_close(choice.recommended, case.groups),
+        "scores": rounded(choice.scores),
+        "cuts": rounded(choice.cuts),
+        "sizes": list(choice.sizes),
+        "others": {name: choice.sizes[int(np.argmax(values))] for name, values in others.items()},
+        "nearest_size": size,
+        "acc_head": round(accuracy(run["targets"], labels[heads.index(size)].numpy()), 4),
+        "acc_cut": round(accuracy(run["targets"], cut.numpy()), 4),
+        "seconds": round(float(run["seconds"]), 1),
+    }
+
+
+def other_scores(choice: Choice, labels: list[Tensor], embeddings: Tensor, points: Tensor) -> dict[str, list[float]]:
+    """Return the other scores that were considered, for every size."""
+    unit = F.normalize(points.double(), dim=-1)
+    found = embeddings.double()
+    near = find_neighbors(embeddings, NEIGHBORS)
+    scores: dict[str, list[float]] = {"cuts": list(choice.cuts)}
+    for size, label in zip(choice.sizes, labels[:-1], strict=True):
+        free = KMeans(size, n_init=2, random_state=SEED).fit_predict(unit.numpy())
+        row = {
+            "heads, on embeddings": silhouette(found, label),
+            "k-means": silhouette(unit, torch.from_numpy(free).long()),
+            "information": information(label, near, size),
+            "agreement with k-means": adjusted_rand_score(label.numpy(), free),
+        }
+        for name, value in row.items():
+            scores.setdefault(name, []).append(value)
+    return scores
+
+
+def is_close(found: int, true: int) -> bool:
+    """Return whether a number is within a quarter of the true one."""
+    return abs(found - true) <= CLOSE * true
+
+
+def rounded(values: Sequence[float]) -> list[float]:
+    """Return numbers for a file."""
+    return [round(value, 4) for value in values]
+
+
+def share(rows: list[dict[str, Any]], name: str) -> str:
+    """Return how many of the rows have a property, and the percentage."""
+    count = sum(bool(row[name]) for row in rows)
+    return f"{count} of {len(rows)} ({count / len(rows):.0%})"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the tables of the documentation."""
+    lines = ["| | true number in the range | recommended within 25% | range, high ÷ low |", "|---|---|---|---|"]
+    for part, name in PARTS.items():
+        chosen = [row for row in rows if row["part"] == part]
+        width = math.exp(np.mean([math.log(row["high"] / row["low"]) for row in chosen]))
+        lines.append(f"| {name} | {share(chosen, 'in_range')} | {share(chosen, 'close')} | {width:.1f} |")
+    lines += ["", "| case | images | true | range | recommended | head | cut |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        note = "" if row["in_range"] else " (misses it)"
+        accuracies = f"{row['acc_head']:.1%} | {row['acc_cut']:.1%}"
+        span = f"{row['low']} to {row['high']}{note}"
+        kind = f"{row['source']}{', uneven' if row['uneven'] else ''}{'' if row['part'] == 'choice' else ' *'}"
+        lines.append(f"| {kind} | {row['images']:,} | {row['groups']} | {span} | {row['recommended']} | {accuracies} |")
+    lines += ["", "| the best number by | choice | check |", "|---|---|---|"]
+    for name in ("the rule", *rows[0]["others"]):
+        parts = []
+        for part in PARTS:
+            chosen = [row for row in rows if row["part"] == part]
+            found = [row["recommended"] if name == "the rule" else row["others"][name] for row in chosen]
+            hits = sum(is_close(size, row["groups"]) for size, row in zip(found, chosen, strict=True))
+            parts.append(f"{hits} of {len(chosen)}")
+        lines.append(f"| {OTHERS.get(name, name)} | {' | '.join(parts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def score(cache: Path) -> None:
+    """Score all cases, and keep the results."""
+    rows = [measure(case, cache) for case in CASES if (cache / "runs" / f"{case.name}.npz").exists()]
+    content = {
+        "command": "OMP_NUM_THREADS=1 python benchmarks/choose_k.py score --cache CACHE",
+        "commit": checked_out(),
+        "seed": SEED,
+        "hardware": hardware("cpu"),
+        "range": list(RANGE),
+        "rows": rows,
+    }
+    write_json(RESULT, content)
+
+
+def publish() -> None:
+    """Write the tables into the documentation."""
+    rows = json.loads(RESULT.read_text())["rows"]
+    write_text(DOC, with_table(DOC.read_text(), table(rows), BEGIN, END))
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("embed", "train", "score", "publish"))
+    parser.add_argument("names", nargs="*", help="data sets; all if none is given")
+    parser.add_argument("--cache", type=Path, default=Path("choose-k"), help="folder for features and runs")
+    parser.add_argument("--data", type=Path, help="folder of the data set")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.what == "embed":
         for name in arguments.names:
             embed(name, arguments.cache, arguments.data)
-    if arguments.what == "train":
+    elif arguments.what == "train":
         for case in CASES:
             if not arguments.names or case.source in arguments.names:
                 train(case, arguments.cache)
+    elif arguments.what == "score":
+        score(arguments.cache)
+    else:
+        publish()
+
+
+if __name__ == "__main__":
+    main()

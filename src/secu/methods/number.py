@@ -1,12 +1,17 @@
 """How many clusters a run reports, if that is left to it: heads of several sizes are compared without labels.
 
-The score of a head is its mean silhouette: how much closer images are to their own cluster than to the next one. It is
-measured on the feature vectors that a run was trained on, because training separates the clusters of every head in the
-embeddings, whether they are real or not; a run on pixels has only its embeddings. Scores of neighboring sizes are
-often almost equal, so the answer is a range with one recommended number.
+The score of a clustering is its mean silhouette: how much closer images are to their own cluster than to the next one.
+It is measured on the feature vectors that a run was trained on, because training separates the clusters of every head
+in the embeddings, whether they are real or not; a run on pixels has only its embeddings. Scores of neighboring sizes
+are often almost equal, so the answer is a range with one recommended number.
+
+Every head holds its clusters near an equal size, so it cannot leave surplus clusters empty, and where groups differ in
+size it splits large ones and joins small ones. Cuts of the tree over the finest head have no such limits. They decide
+less clearly, but show numbers that the heads miss, so they extend the range.
 Shapes: N images, D dimensions, K clusters.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from secu.cluster.tree import grow_tree
+from secu.methods.answer import relabeled
+
 SAMPLE = 10_000  # most images that are scored
-PLAUSIBLE = 0.85  # sizes whose score is at least this share of the best are plausible
+# Sizes are plausible if the head, or the cut of the tree, has at least this share of the best score of its kind
+# (docs/lab/how-many.md).
+PLAUSIBLE = 0.85
+PLAUSIBLE_CUT = 0.9
 WEAK = 0.05  # a best score below this means that groups overlap
 
 
@@ -24,41 +35,52 @@ class Choice(NamedTuple):
 
     Attributes:
         sizes: Numbers of clusters, increasing.
-        scores: The score of each.
+        scores: The score of the head of each size.
+        cuts: The score of the tree's cut of each size.
     """
 
     sizes: tuple[int, ...]
     scores: tuple[float, ...]
+    cuts: tuple[float, ...]
 
     @property
     def recommended(self) -> int:
-        """The number of clusters with the best score."""
+        """The number of clusters whose head has the best score."""
         return self.sizes[self.scores.index(max(self.scores))]
 
     @property
     def plausible(self) -> tuple[int, int]:
-        """The smallest and the largest number whose score is nearly the best."""
-        best = max(self.scores)
-        near = [size for size, score in zip(self.sizes, self.scores, strict=True) if score >= PLAUSIBLE * best]
-        return (near[0], near[-1]) if near else (self.sizes[0], self.sizes[-1])
+        """The smallest and the largest plausible number: up to halfway to the next one that was compared."""
+        near = _near(self.scores, PLAUSIBLE) | _near(self.cuts, PLAUSIBLE_CUT)
+        first = min(near)
+        last = max(near)
+        low, high = self.sizes[first], self.sizes[last]
+        if first > 0:
+            low = min(low, math.ceil(math.sqrt(low * self.sizes[first - 1])))
+        if last < len(self.sizes) - 1:
+            high = max(high, math.floor(math.sqrt(high * self.sizes[last + 1])))
+        return low, high
 
     def reasons(self) -> tuple[str, ...]:
         """Return the choice and the reasons for it in plain words."""
         low, high = self.plausible
         best = max(self.scores)
+        between = f"from {self.sizes[0]} to {self.sizes[-1]}"
         found = [
             f"{low} to {high} clusters are plausible, {self.recommended} are recommended"
             if low < high
-            else f"{low} clusters are recommended; no other number from {self.sizes[0]} to {self.sizes[-1]} is close",
-            f"of {len(self.sizes)} numbers from {self.sizes[0]} to {self.sizes[-1]}, {self.recommended} separates the "
-            f"images best: silhouette {best:.3f}, where 1 is perfect and 0 is none",
+            else f"{self.recommended} clusters are recommended; no other number {between} comes close",
+            f"of {len(self.sizes)} numbers {between}, {self.recommended} separates the images best: they are close to "
+            f"their own cluster compared with the next one (silhouette {best:.3f}; 1: perfectly, 0: not at all)",
         ]
         if low < high:
-            found.append(f"the numbers from {low} to {high} reach at least {PLAUSIBLE:.0%} of that: look at several")
+            found.append(f"{low} to {high} are almost as good, as heads or as merged clusters: compare a few of them")
         if best < WEAK:
-            found.append("the groups overlap strongly, so that no number stands out: choose by what you need")
+            found.append("the groups overlap, so no number stands out: choose by what you need")
         if self.recommended in (self.sizes[0], self.sizes[-1]):
-            found.append(f"{self.recommended} is the end of the range: a wider range may have a better number")
+            found.append(
+                f"{self.recommended} is an end of the range that was searched: a wider one may have a better number"
+            )
         return tuple(found)
 
     def summary(self) -> dict[str, Any]:
@@ -69,8 +91,15 @@ class Choice(NamedTuple):
             "low": low,
             "high": high,
             "scores": {str(size): round(score, 4) for size, score in zip(self.sizes, self.scores, strict=True)},
+            "cuts": {str(size): round(score, 4) for size, score in zip(self.sizes, self.cuts, strict=True)},
             "reasons": list(self.reasons()),
         }
+
+
+def _near(scores: Sequence[float], share: float) -> set[int]:
+    """Return the positions of the scores that are near the best one."""
+    best = max(scores)
+    return {n for n, score in enumerate(scores) if score >= best - (1 - share) * abs(best)}
 
 
 def candidates(heads: Sequence[int]) -> list[int]:
@@ -78,21 +107,33 @@ def candidates(heads: Sequence[int]) -> list[int]:
     return [n for n, size in enumerate(heads) if size < max(heads)]
 
 
-def choose_number(sizes: Sequence[int], labels: Sequence[Tensor], points_ND: Tensor, seed: int = 0) -> Choice:
-    """Compare clusterings of the same images.
+def compare_sizes(
+    heads: Sequence[int], labels: Sequence[Tensor], embeddings_ND: Tensor, points_ND: Tensor, seed: int = 0
+) -> Choice:
+    """Compare the heads of several sizes, and the cuts of the tree over the finest one at the same sizes.
 
     Args:
-        sizes: The number of clusters of each.
-        labels: The labels of each (N,).
+        heads: The size of each head.
+        labels: The labels by each head (N,).
+        embeddings_ND: What the tree is grown on.
         points_ND: What distances are measured between.
         seed: Seed of the sample, if there are many images.
     """
+    finest = heads.index(max(heads))
+    positions = sorted(candidates(heads), key=lambda n: heads[n])
+    tree = grow_tree(embeddings_ND, labels[finest], finest) if len(labels[finest].unique()) > 1 else None
     order = torch.randperm(len(points_ND), generator=torch.Generator().manual_seed(seed))
     rows = order[:SAMPLE].sort().values
-    unit_ND = F.normalize(points_ND[rows.to(points_ND.device)].double(), dim=-1).cpu()
-    scores = [silhouette(unit_ND, labels_N[rows]) for labels_N in labels]
-    ranked = sorted(zip(sizes, scores, strict=True))
-    return Choice(tuple(size for size, _ in ranked), tuple(score for _, score in ranked))
+    unit_ND = F.normalize(points_ND.cpu()[rows].double(), dim=-1)
+    scores = []
+    cuts = []
+    for n in positions:
+        cut_N = labels[finest]  # if its clusters with images are no more than requested
+        if tree is not None and len(tree.leaves) > heads[n]:
+            cut_N = relabeled(labels[finest], tree, heads[n])
+        scores.append(silhouette(unit_ND, labels[n][rows]))
+        cuts.append(silhouette(unit_ND, cut_N[rows]))
+    return Choice(tuple(heads[n] for n in positions), tuple(scores), tuple(cuts))
 
 
 def silhouette(unit_ND: Tensor, labels_N: Tensor) -> float:

@@ -17,7 +17,7 @@ from secu.data import Images, Shape
 from secu.errors import UserError
 from secu.methods.answer import choose_answer
 from secu.methods.base import Conclusion, Method
-from secu.methods.number import Choice, candidates, choose_number
+from secu.methods.number import Choice, compare_sizes
 from secu.nets.encoder import Encoder
 from secu.nets.front import needs_front, weights_digest
 from secu.views.augment import Augmentation
@@ -130,8 +130,7 @@ class StableClustering(Method):
     def _choose_number(self, embeddings_ND: Tensor) -> tuple[int, Choice]:
         """Return the head with the recommended number of clusters, and the comparison of all sizes."""
         heads = self.config.heads
-        positions = candidates(heads)
-        labels = [(embeddings_ND @ self.clustering.head(n).T).argmax(-1).cpu() for n in positions]
+        labels = [(embeddings_ND @ self.clustering.head(n).T).argmax(-1).cpu() for n in range(len(heads))]
         points_ND = embeddings_ND if self.vectors is None else self.vectors
-        choice = choose_number([heads[n] for n in positions], labels, points_ND, self.config.seed)
+        choice = compare_sizes(heads, labels, embeddings_ND.cpu(), points_ND, self.config.seed)
         return heads.index(choice.recommended), choice
