@@ -37,7 +37,7 @@ from secu.cluster.tree import grow_tree
 from secu.config import FeaturesConfig
 from secu.data import open_images
 from secu.methods.answer import information, relabeled
-from secu.methods.number import Choice, compare_sizes, silhouette
+from secu.methods.number import Choice, compare_sizes, principal, silhouette
 from secu.train.checkpoint import load_method
 from secu.train.files import write_json, write_text
 from secu.views.features import FeatureViews
@@ -248,8 +248,8 @@ def measure(case: Case, cache: Path) -> dict[str, Any]:
 
 def other_scores(choice: Choice, labels: list[Tensor], embeddings: Tensor, points: Tensor) -> dict[str, list[float]]:
     """Return the other scores that were considered, for every size."""
-    unit = F.normalize(points.double(), dim=-1)
-    found = embeddings.double()
+    unit = F.normalize(principal(points.double()), dim=-1)
+    found = F.normalize(principal(embeddings.double()), dim=-1)
     near = find_neighbors(embeddings, NEIGHBORS)
     scores: dict[str, list[float]] = {"cuts": list(choice.cuts)}
     for size, label in zip(choice.sizes, labels[:-1], strict=True):

@@ -23,6 +23,7 @@ from secu.cluster.tree import grow_tree
 from secu.methods.answer import relabeled
 
 SAMPLE = 10_000  # most images that are scored
+COMPONENTS = 64  # principal components that distances are measured in
 # Sizes are plausible if the head, or the cut of the tree, has at least this share of the best score of its kind
 # (docs/lab/how-many.md).
 PLAUSIBLE = 0.85
@@ -124,7 +125,7 @@ def compare_sizes(
     tree = grow_tree(embeddings_ND, labels[finest], finest) if len(labels[finest].unique()) > 1 else None
     order = torch.randperm(len(points_ND), generator=torch.Generator().manual_seed(seed))
     rows = order[:SAMPLE].sort().values
-    unit_ND = F.normalize(points_ND.cpu()[rows].double(), dim=-1)
+    unit_ND = F.normalize(principal(points_ND.cpu()[rows].double()), dim=-1)
     scores = []
     cuts = []
     for n in positions:
@@ -134,6 +135,15 @@ def compare_sizes(
         scores.append(silhouette(unit_ND, labels[n][rows]))
         cuts.append(silhouette(unit_ND, cut_N[rows]))
     return Choice(tuple(heads[n] for n in positions), tuple(scores), tuple(cuts))
+
+
+def principal(points_ND: Tensor) -> Tensor:
+    """Return the centered points, reduced to the directions of largest variance: the others are mostly noise."""
+    centered_ND = points_ND - points_ND.mean(0)
+    if points_ND.shape[1] <= COMPONENTS:
+        return centered_ND
+    vectors = torch.linalg.eigh(centered_ND.T @ centered_ND).eigenvectors
+    return centered_ND @ vectors[:, -COMPONENTS:]
 
 
 def silhouette(unit_ND: Tensor, labels_N: Tensor) -> float:
