@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from secu.apps.ranges import AUTO
 from secu.errors import UserError
 
 LONGEST = 100  # characters of a value that a message repeats
@@ -50,6 +51,10 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
         return False
 
 
+def _is_range(value: Any) -> bool:
+    return isinstance(value, str) and (value == AUTO or ".." in value)
+
+
 def _is_share(value: Any) -> bool:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
     return is_number and bool(0 <= value <= 1)
@@ -73,7 +78,11 @@ def _is_switch(value: Any) -> bool:
 
 # The name of each parameter, what is valid, and whether a value is.
 RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("n_clusters", "a whole number of at least 2", lambda value: _is_whole(value, -(2**31), 2**31)),
+    (
+        "n_clusters",
+        "a whole number of at least 2, 'auto' or a range such as '5..40'",
+        lambda value: _is_whole(value, -(2**31), 2**31) or _is_range(value),
+    ),
     (
         "encoder",
         "a name such as 'scratch', 'lite0' or 'hf:NAME-OR-FOLDER', or None",

@@ -14,11 +14,11 @@ from typing import NoReturn
 
 import typer
 
-from secu.cli import experiments, own
+from secu.cli import experiments, own, trees
 from secu.cli.app import app, options, parse_time
 from secu.errors import UserError, shortened
 
-__all__ = ["app", "experiments", "main", "own", "parse_time"]
+__all__ = ["app", "experiments", "main", "own", "parse_time", "trees"]
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters

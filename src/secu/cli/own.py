@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .csv, .parquet, .zip or .tar of images, or shards.")
 ]
+Level = Annotated[int | None, typer.Option(help="Cut the tree of clusters into this many groups (secu tree).")]
 AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more than 5% of the images cannot be read.")]
 
 
@@ -164,6 +165,7 @@ def predict(
     raw: Annotated[
         bool, typer.Option("--raw", help="CSV for programs: without ' before text that a spreadsheet would evaluate.")
     ] = False,
+    level: Level = None,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -178,7 +180,8 @@ def predict(
     with ConsoleListener(errors) as progress:
         quiet = output == "-" or not errors.is_terminal  # no progress bar in a table or a log
         opened = open_source(source)
-        skipped = predict_source(folder, opened, output, device, Listener() if quiet else progress, raw=raw)
+        listener = Listener() if quiet else progress
+        skipped = predict_source(folder, opened, output, device, listener, raw=raw, level=level)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
     if skipped:
@@ -194,6 +197,7 @@ def sort(
     names: Annotated[
         Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
     ] = None,
+    level: Level = None,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
@@ -205,7 +209,9 @@ def sort(
 
     folder = Run.open(run)
     with ConsoleListener(errors) as listener:
-        count = sort_run(folder, destination, copy=copy, names=names, data=data, device=device, listener=listener)
+        count = sort_run(
+            folder, destination, copy=copy, names=names, level=level, data=data, device=device, listener=listener
+        )
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
     warn_if_unfinished(folder)
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from secu.cluster.centers import build_centers
 from secu.cluster.constraints import NO_LABEL, build_constraint
 from secu.cluster.losses import PADDING, cross_entropy, log_probabilities, secu_loss, soft_label_loss
-from secu.cluster.tree import Tree
+from secu.cluster.tree import Tree, grow_tree
 from secu.config import Config
+from secu.errors import UserError
 
 
 class Clustering(nn.Module):
@@ -135,6 +136,22 @@ class Clustering(nn.Module):
         if self.tree is None or self.answer != "tree":
             return None
         return self.tree.cut(self.heads[self.main])
+
+    def finest_tree(self) -> Tree:
+        """Return the tree over the finest head: the stored one or, if that is of another head, one of its centers."""
+        finest = self.heads.index(max(self.heads))
+        if self.tree is not None and int(self.tree.head) == finest:
+            return self.tree
+        centers_KD = self.head(finest).cpu()
+        return grow_tree(centers_KD, torch.arange(len(centers_KD)), finest)
+
+    def cut(self, level: int) -> tuple[Tensor, Tensor]:
+        """Return the centers of the finest tree's leaves (M, D), and the group of each after cutting it (M,)."""
+        tree = self.finest_tree()
+        most = len(tree.leaves)
+        if not 2 <= level <= most:
+            raise UserError(f"level: {level} must be a number of groups from 2 to {most}, the clusters of the tree")
+        return self.head(int(tree.head))[tree.leaves.to(self.labels.device)], tree.cut(level)
 
     def sizes(self, number: int | None = None) -> Tensor:
         """Return the number of images with each label of a head; by default, the main head."""

@@ -143,7 +143,8 @@ def principal(points_ND: Tensor) -> Tensor:
     if points_ND.shape[1] <= COMPONENTS:
         return centered_ND
     vectors = torch.linalg.eigh(centered_ND.T @ centered_ND).eigenvectors
-    return centered_ND @ vectors[:, -COMPONENTS:]
+    reduced_ND: Tensor = centered_ND @ vectors[:, -COMPONENTS:]
+    return reduced_ND
 
 
 def silhouette(unit_ND: Tensor, labels_N: Tensor) -> float:

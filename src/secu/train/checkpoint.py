@@ -90,9 +90,9 @@ def load_method(run: Run, device: torch.device) -> Method:
     return method_of(run.config(), run.load_model(), device, str(run.path))
 
 
-def load_predictor(run: Run, device: torch.device) -> Predictor:
-    """Return the model of a run, ready to use."""
-    return load_method(run, device).predictor()
+def load_predictor(run: Run, device: torch.device, level: int | None = None) -> Predictor:
+    """Return the model of a run, ready to use; with a ``level``, for that cut of its tree of clusters."""
+    return load_method(run, device).predictor(level)
 
 
 def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.device, name: str) -> Method:
