@@ -217,11 +217,11 @@ def measure(case: Case, cache: Path) -> dict[str, Any]:
     heads = run["heads"].tolist()
     labels = list(torch.from_numpy(run["labels"]))
     points = points_of(case, embeddings, cache)
-    choice = compare_sizes(heads, labels, embeddings, points, SEED)
+    tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
+    choice = compare_sizes(heads, labels, tree, points, SEED)
     low, high = choice.plausible
     others = other_scores(choice, labels, embeddings, points)
     size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
-    tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
     cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
     return {
         "case": case.name,

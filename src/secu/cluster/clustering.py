@@ -47,7 +47,8 @@ class Clustering(nn.Module):
         self.register_buffer("epoch_centers", self.centers.unit().detach().clone())
         surplus_HK = torch.arange(widest) >= clusters_H[:, None]
         self.register_buffer("mask", -PADDING * surplus_HK.float(), persistent=False)
-        self.tree: Tree | None = None  # of the finest head's clusters; grown at the end of a run, if at all
+        self.tree: Tree | None = None  # of the clusters of a finer head; grown at the end of a run, if at all
+        self.finest: Tree | None = None  # of those of the finest head, if that is known to be another
 
     def start_epoch(self, done: float = 0.0) -> None:
         """Fix the encoder's target centers for the whole epoch, and store the labels of the previous epoch.
@@ -138,10 +139,11 @@ class Clustering(nn.Module):
         return self.tree.cut(self.heads[self.main])
 
     def finest_tree(self) -> Tree:
-        """Return the tree over the finest head: the stored one or, if that is of another head, one of its centers."""
+        """Return the tree over the finest head: the one grown on images or, if there is none, one of its centers."""
         finest = self.heads.index(max(self.heads))
-        if self.tree is not None and int(self.tree.head) == finest:
-            return self.tree
+        for tree in (self.finest, self.tree):
+            if tree is not None and int(tree.head) == finest:
+                return tree
         centers_KD = self.head(finest).cpu()
         return grow_tree(centers_KD, torch.arange(len(centers_KD)), finest)
 

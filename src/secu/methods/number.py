@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from secu.cluster.tree import grow_tree
+from secu.cluster.tree import Tree
 from secu.methods.answer import relabeled
 
 SAMPLE = 10_000  # most images that are scored
@@ -109,20 +109,19 @@ def candidates(heads: Sequence[int]) -> list[int]:
 
 
 def compare_sizes(
-    heads: Sequence[int], labels: Sequence[Tensor], embeddings_ND: Tensor, points_ND: Tensor, seed: int = 0
+    heads: Sequence[int], labels: Sequence[Tensor], tree: Tree | None, points_ND: Tensor, seed: int = 0
 ) -> Choice:
     """Compare the heads of several sizes, and the cuts of the tree over the finest one at the same sizes.
 
     Args:
         heads: The size of each head.
         labels: The labels by each head (N,).
-        embeddings_ND: What the tree is grown on.
+        tree: The tree over the finest head; None if it has fewer than two clusters with images.
         points_ND: What distances are measured between.
         seed: Seed of the sample, if there are many images.
     """
     finest = heads.index(max(heads))
     positions = sorted(candidates(heads), key=lambda n: heads[n])
-    tree = grow_tree(embeddings_ND, labels[finest], finest) if len(labels[finest].unique()) > 1 else None
     order = torch.randperm(len(points_ND), generator=torch.Generator().manual_seed(seed))
     rows = order[:SAMPLE].sort().values
     unit_ND = F.normalize(principal(points_ND.cpu()[rows].double()), dim=-1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from secu.cluster.clustering import Clustering
+from secu.cluster.tree import grow_tree
 from secu.config import Config
 from secu.data import Images, Shape
 from secu.errors import UserError
@@ -132,5 +133,8 @@ class StableClustering(Method):
         heads = self.config.heads
         labels = [(embeddings_ND @ self.clustering.head(n).T).argmax(-1).cpu() for n in range(len(heads))]
         points_ND = embeddings_ND if self.vectors is None else self.vectors
-        choice = compare_sizes(heads, labels, embeddings_ND.cpu(), points_ND, self.config.seed)
+        finest = heads.index(max(heads))
+        if len(labels[finest].unique()) > 1:
+            self.clustering.finest = grow_tree(embeddings_ND.cpu(), labels[finest], finest)
+        choice = compare_sizes(heads, labels, self.clustering.finest, points_ND, self.config.seed)
         return heads.index(choice.recommended), choice
