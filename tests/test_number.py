@@ -154,10 +154,20 @@ def test_cuts_of_the_tree_show_groups_that_heads_of_equal_size_cannot():
 def test_a_tree_with_few_or_no_leaves_is_cut_no_further():
     points = groups(20, 20)
     labels = [by_kmeans(points, 2), by_kmeans(points, 3), torch.zeros(40, dtype=torch.long)]
-    assert compare_sizes((2, 3, 9), labels, None, points).cuts == (0.0, 0.0)
+    choice = compare_sizes((2, 3, 9), labels, None, points)
+    assert choice.cuts == (0.0, 0.0)
+    assert choice.plausible == (2, 2)  # cuts that separate nothing do not count
     labels[2] = labels[0]
     choice = compare_sizes((2, 3, 9), labels, grow_tree(points, labels[2], 2), points)
     assert choice.cuts == pytest.approx((choice.scores[0],) * 2)
+
+
+def test_a_head_with_empty_clusters_is_not_recommended():
+    points = groups(20, 20)
+    two = by_kmeans(points, 2)
+    choice = compare_sizes((2, 3, 9), [by_kmeans(points, 2), two * 2, by_kmeans(points, 9)], None, points)
+    assert choice.scores[1] == module.EMPTY
+    assert choice.recommended == 2
 
 
 def test_many_images_are_sampled(monkeypatch):

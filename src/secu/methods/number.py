@@ -28,6 +28,7 @@ COMPONENTS = 64  # principal components that distances are measured in
 # (docs/lab/how-many.md).
 PLAUSIBLE = 0.85
 PLAUSIBLE_CUT = 0.9
+EMPTY = -1.0  # score of a head with empty clusters, which has fewer than its size says
 WEAK = 0.05  # a best score below this means that groups overlap
 
 
@@ -52,7 +53,9 @@ class Choice(NamedTuple):
     @property
     def plausible(self) -> tuple[int, int]:
         """The smallest and the largest plausible number: up to halfway to the next one that was compared."""
-        near = _near(self.scores, PLAUSIBLE) | _near(self.cuts, PLAUSIBLE_CUT)
+        near = _near(self.scores, PLAUSIBLE)
+        if max(self.cuts) > 0:
+            near |= _near(self.cuts, PLAUSIBLE_CUT)
         first = min(near)
         last = max(near)
         low, high = self.sizes[first], self.sizes[last]
@@ -131,7 +134,8 @@ def compare_sizes(
         cut_N = labels[finest]  # if its clusters with images are no more than requested
         if tree is not None and len(tree.leaves) > heads[n]:
             cut_N = relabeled(labels[finest], tree, heads[n])
-        scores.append(silhouette(unit_ND, labels[n][rows]))
+        whole = len(labels[n].unique()) == heads[n]
+        scores.append(silhouette(unit_ND, labels[n][rows]) if whole else EMPTY)
         cuts.append(silhouette(unit_ND, cut_N[rows]))
     return Choice(tuple(heads[n] for n in positions), tuple(scores), tuple(cuts))
 
