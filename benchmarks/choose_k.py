@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from data_sets import Pictures, cifar10_test, cifar100_test, digits, fashion, uneven_sizes
 from defaults import checked_out, hardware
 from numpy.typing import NDArray
-from results import KEPT, ROOT, with_table
+from results import KEPT, ROOT, percent, with_table
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
@@ -51,6 +51,7 @@ BLOB_DIMENSIONS = 32
 BLOB_IMAGES = 2_000
 CLOSE = 0.25  # how far a recommended number may be from the true one, as a share of that
 NEIGHBORS = 20
+MOST_LOST = 2  # points
 RESULT = KEPT / "choose-k.json"
 DOC = ROOT / "docs" / "lab" / "how-many.md"
 BEGIN = "<!-- results: made by benchmarks/choose_k.py publish -->\n"
@@ -281,30 +282,74 @@ def share(rows: list[dict[str, Any]], name: str) -> str:
     return f"{count} of {len(rows)} ({count / len(rows):.0%})"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the tables of the documentation."""
+def best_fixed(rows: list[dict[str, Any]], ratio: float) -> tuple[int, int]:
+    """Return the range of this ratio that has the most true numbers: what a rule without data could reach at best."""
+    ranges = [(low, math.floor(low * ratio)) for low in range(*RANGE)]
+    return max(ranges, key=lambda ends: sum(ends[0] <= row["groups"] <= ends[1] for row in rows))
+
+
+def summary_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return how often the range and the recommended number are right, and what a fixed answer would reach."""
     lines = ["| | true number in the range | recommended within 25% | range, high ÷ low |", "|---|---|---|---|"]
     for part, name in PARTS.items():
         chosen = [row for row in rows if row["part"] == part]
         width = math.exp(np.mean([math.log(row["high"] / row["low"]) for row in chosen]))
         lines.append(f"| {name} | {share(chosen, 'in_range')} | {share(chosen, 'close')} | {width:.1f} |")
-    lines += ["", "| case | images | true | range | recommended | head | cut |", "|---|---|---|---|---|---|---|"]
+    width = math.exp(np.mean([math.log(row["high"] / row["low"]) for row in rows]))
+    low, high = best_fixed(rows, width)
+    middle = max(range(*RANGE), key=lambda size: sum(is_close(size, row["groups"]) for row in rows))
+    fixed = [
+        {"in_range": low <= row["groups"] <= high, "close": is_close(middle, row["groups"])}
+        for row in rows
+        if row["part"] == "check"
+    ]
+    answer = f"always {low} to {high}, and {middle}: the best fixed answers, on the other cases"
+    return [*lines, f"| {answer} | {share(fixed, 'in_range')} | {share(fixed, 'close')} | {high / low:.1f} |"]
+
+
+def case_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return one row per case, with the ACC of the head and of the cut nearest to the true number."""
+    lines = ["| case | images | true | range | recommended | head, ACC | cut, ACC |", "|---|---|---|---|---|---|---|"]
     for row in rows:
-        note = "" if row["in_range"] else " (misses it)"
-        accuracies = f"{row['acc_head']:.1%} | {row['acc_cut']:.1%}"
-        span = f"{row['low']} to {row['high']}{note}"
         kind = f"{row['source']}{', uneven' if row['uneven'] else ''}{'' if row['part'] == 'choice' else ' *'}"
-        lines.append(f"| {kind} | {row['images']:,} | {row['groups']} | {span} | {row['recommended']} | {accuracies} |")
-    lines += ["", "| the best number by | choice | check |", "|---|---|---|"]
-    for name in ("the rule", *rows[0]["others"]):
+        span = f"{row['low']} to {row['high']}{'' if row['in_range'] else ' (misses it)'}"
+        found = f"{row['recommended']}{'' if row['close'] else ' (far)'}"
+        accuracies = f"{percent([row['acc_head']], '.1')} | {percent([row['acc_cut']], '.1')}"
+        lines.append(f"| {kind} | {row['images']:,} | {row['groups']} | {span} | {found} | {accuracies} |")
+    return lines
+
+
+def score_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return how often the best number by each score is close to the true one."""
+    lines = ["| recommended within 25%, by | choice | other |", "|---|---|---|"]
+    for name, title in OTHERS.items():
         parts = []
         for part in PARTS:
             chosen = [row for row in rows if row["part"] == part]
             found = [row["recommended"] if name == "the rule" else row["others"][name] for row in chosen]
             hits = sum(is_close(size, row["groups"]) for size, row in zip(found, chosen, strict=True))
             parts.append(f"{hits} of {len(chosen)}")
-        lines.append(f"| {OTHERS.get(name, name)} | {' | '.join(parts)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {title} | {' | '.join(parts)} |")
+    return lines
+
+
+def cut_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return by how much cuts of the tree are better or worse than heads."""
+    lines = [
+        "| ACC of a cut minus that of the head, points | mean | worst | cases worse by more than 2 |",
+        "|---|---|---|---|",
+    ]
+    for uneven, name in ((False, "groups of equal size"), (True, "sizes that fall to a tenth")):
+        gains = [100 * (row["acc_cut"] - row["acc_head"]) for row in rows if row["uneven"] is uneven]
+        worse = sum(gain < -MOST_LOST for gain in gains)
+        lines.append(f"| {name} | {np.mean(gains):+.1f} | {min(gains):+.1f} | {worse} of {len(gains)} |")
+    return lines
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """Return the tables of the documentation."""
+    parts = (summary_table(rows), case_table(rows), score_table(rows), cut_table(rows))
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
 def score(cache: Path) -> None:
@@ -324,7 +369,7 @@ def score(cache: Path) -> None:
 def publish() -> None:
     """Write the tables into the documentation."""
     rows = json.loads(RESULT.read_text())["rows"]
-    write_text(DOC, with_table(DOC.read_text(), table(rows), BEGIN, END))
+    write_text(DOC, with_table(DOC.read_text(), tables(rows), BEGIN, END))
 
 
 def main() -> None:
