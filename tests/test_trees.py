@@ -101,11 +101,11 @@ def test_without_a_stored_tree_that_of_the_centers_is_used():
     assert torch.equal(tree.linkage, grow_tree(clustering.head(1), torch.arange(6), 1).linkage)
 
 
-def test_a_stored_tree_counts_only_if_it_is_of_the_finest_head():
+def test_a_tree_grown_on_images_is_better_than_one_of_centers():
     clustering = Clustering(resolve({"heads": [3, 6, 5]}), 20, 4)
     clustering.tree = random_tree(3)._replace(head=torch.tensor(2), leaves=torch.tensor([0, 1, 2]))
-    assert clustering.finest_tree() is not clustering.tree
-    clustering.finest = clustering.tree._replace(head=torch.tensor(1))
+    assert clustering.finest_tree() is clustering.tree
+    clustering.finest = random_tree(3)._replace(head=torch.tensor(1))
     assert clustering.finest_tree() is clustering.finest
 
 

@@ -139,11 +139,13 @@ class Clustering(nn.Module):
         return self.tree.cut(self.heads[self.main])
 
     def finest_tree(self) -> Tree:
-        """Return the tree over the finest head: the one grown on images or, if there is none, one of its centers."""
+        """Return the tree of the finest clusters: one that was grown on images or, if there is none, one of centers.
+
+        The centers of clusters without images would distort a tree, so that of a coarser head is better.
+        """
+        if tree := self.finest or self.tree:
+            return tree
         finest = self.heads.index(max(self.heads))
-        for tree in (self.finest, self.tree):
-            if tree is not None and int(tree.head) == finest:
-                return tree
         centers_KD = self.head(finest).cpu()
         return grow_tree(centers_KD, torch.arange(len(centers_KD)), finest)
 
