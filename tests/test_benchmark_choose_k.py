@@ -44,7 +44,7 @@ def test_a_case_has_as_many_groups_as_it_says(choose_k, tmp_path):
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_blobs_are_trained_and_measured(choose_k, monkeypatch, tmp_path, uneven):
-    monkeypatch.setattr(choose_k, "BLOB_IMAGES", 90)
+    monkeypatch.setattr("choose_k_cases.BLOB_IMAGES", 90)
     monkeypatch.setattr(choose_k, "RANGE", Range(2, 5))
     case = choose_k.Case("blobs", 3, uneven=uneven, seed=1, distance=2.0)
     choose_k.train(case, tmp_path)
