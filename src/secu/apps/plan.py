@@ -82,7 +82,7 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
     if isinstance(wanted, Range):
         wanted.require_free(balance, overrides)
         clusters = wanted.sizes()[wanted.middle()]  # what the other rules go by
-        rules = tuple(_numbers(wanted) if rule in (_heads, feature_plan.heads) else rule for rule in rules)
+        rules = tuple(wanted.rule if rule in (_heads, feature_plan.heads) else rule for rule in rules)
     for rule in (_constraint(balance), *rules, _answer(balance)):
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
@@ -119,17 +119,6 @@ def _constraint(balance: float | None) -> Rule:
             {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
             f"constraint.lower={lower}: {why}; the dual step size decays to zero, so assignments settle",
         )
-
-    return rule
-
-
-def _numbers(wanted: Range) -> Rule:
-    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-        heads = wanted.heads(facts.images)
-        why = (
-            f"the number of clusters is chosen at the end, from {wanted.low} to {wanted.high}; the last is for the tree"
-        )
-        return {"heads": heads, "head": wanted.middle(), "answer": "number"}, f"heads={heads}: {why}"
 
     return rule
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from secu.apps.feature_plan import Change, Facts
 from secu.errors import UserError
 
 AUTO = "auto"
@@ -37,6 +38,12 @@ class Range(NamedTuple):
     def heads(self, images: int) -> list[int]:
         """Return the sizes of the heads: those to choose from, and a finer one, whose clusters the tree merges."""
         return [*self.sizes(), max(self.high + 1, min(FINER * self.high, images // FINEST_IMAGES))]
+
+    def rule(self, facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+        """Return the heads, in place of those for one number of clusters."""
+        heads = self.heads(facts.images)
+        why = f"the number of clusters is chosen at the end, from {self.low} to {self.high}; the last is for the tree"
+        return {"heads": heads, "head": self.middle(), "answer": "number"}, f"heads={heads}: {why}"
 
     def require_free(self, balance: float | None, overrides: Mapping[str, Any]) -> None:
         """Refuse what only has a meaning for one number of clusters."""
