@@ -22,9 +22,11 @@ import torch
 import torch.nn.functional as F
 from choose_k_cases import CASES, Case, embed, inputs_of
 from defaults import checked_out, hardware
+from numpy.typing import NDArray
 from results import KEPT, ROOT, percent, with_table
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
 from secu.apps.fit import FitRequest, fit, prepare
@@ -49,6 +51,8 @@ RESULT = KEPT / "choose-k.json"
 DOC = ROOT / "docs" / "lab" / "how-many.md"
 BEGIN = "<!-- results: made by benchmarks/choose_k.py publish -->\n"
 END = "<!-- end of results -->"
+STRENGTH = "prediction strength"
+STRONG = 0.8  # its usual limit
 PARTS = {"choice": "cases that the rule was chosen by", "check": "the other cases"}
 OTHERS = {
     "the rule": "silhouette of heads, on vectors (the rule)",
@@ -57,6 +61,8 @@ OTHERS = {
     "k-means": "silhouette of k-means, on vectors",
     "information": "mutual information of neighbors' labels, as a share of log K",
     "agreement with k-means": "agreement of a head with k-means (ARI)",
+    "coding length": "coding length of heads, on vectors (round Gaussians, BIC)",
+    STRENGTH: "prediction strength of k-means on halves, on vectors (largest number of at least 0.8)",
 }
 
 
@@ -144,10 +150,42 @@ def other_scores(choice: Choice, labels: list[Tensor], embeddings: Tensor, point
             "k-means": silhouette(unit, torch.from_numpy(free).long()),
             "information": information(label, near, size),
             "agreement with k-means": adjusted_rand_score(label.numpy(), free),
+            "coding length": -coding_length(unit, label),
+            STRENGTH: strength_of(unit.numpy(), size),
         }
         for name, value in row.items():
             scores.setdefault(name, []).append(value)
-    return scores
+    strong = [size if value >= STRONG else value for size, value in zip(choice.sizes, scores[STRENGTH], strict=True)]
+    return scores | {STRENGTH: strong}  # the largest number that is strong enough, if there is one
+
+
+def coding_length(points: Tensor, label: Tensor) -> float:
+    """Return the bits, up to a factor, of points and clusters: round Gaussians of one width, by Schwarz's criterion."""
+    _, label = label.unique(return_inverse=True)
+    sizes = label.bincount().double()
+    count, dim = points.shape
+    centers = torch.zeros(len(sizes), dim, dtype=points.dtype).index_add_(0, label, points) / sizes[:, None]
+    variance = float((points - centers[label]).square().sum()) / (dim * (count - len(sizes)))
+    shares = float((sizes * (sizes / count).log()).sum())
+    likelihood = -count * dim / 2 * math.log(2 * math.pi * variance) - dim * (count - len(sizes)) / 2 + shares
+    return len(sizes) * (dim + 1) / 2 * math.log(count) - likelihood
+
+
+def strength_of(points: NDArray[np.float64], size: int) -> float:
+    """Return the prediction strength of k-means: how many pairs in a cluster of one half the other half keeps together.
+
+    It is that of the worst cluster, averaged over both directions.
+    """
+    order = np.random.default_rng(SEED).permutation(len(points))
+    halves = points[order[::2]], points[order[1::2]]
+    models = [KMeans(size, n_init=2, random_state=SEED).fit(half) for half in halves]
+    worst = []
+    for half, own, other in zip(halves, models, models[::-1], strict=True):
+        counts = contingency_matrix(own.labels_, other.predict(half))
+        members = counts.sum(1)
+        kept = (counts * (counts - 1)).sum(1) / np.maximum(members * (members - 1), 1)
+        worst.append(kept.min())
+    return float(np.mean(worst))
 
 
 def is_close(found: int, true: int) -> bool:

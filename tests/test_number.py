@@ -232,6 +232,13 @@ def test_any_level_is_a_clustering_and_finer_ones_refine_it(five_digits, level):
     assert len(set(zip(coarse, fine, strict=True))) == level + 1
 
 
+@pytest.mark.parametrize("level", ["5", 2.5, True, 1, 99])
+def test_a_wrong_level_is_one_line(five_digits, level):
+    model, vectors = five_digits
+    with pytest.raises(UserError, match=r"^level: .* must be a (whole number|number of groups from 2 to \d+)"):
+        model.predict(vectors, level=level)
+
+
 def test_a_given_number_has_no_choice():
     vectors = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
     model = SeCu(3, epochs=1, device="cpu").fit(vectors)

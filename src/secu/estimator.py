@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 from secu.apps.console import ConsoleListener
 from secu.apps.fit import FitRequest, fit, nested, prepare
 from secu.apps.images import load_inputs
-from secu.apps.parameters import check_parameters, check_path
+from secu.apps.parameters import check_parameters, check_path, check_whole
 from secu.apps.ranges import Range, parse_clusters
 from secu.apps.selflabel import second_config, self_label
 from secu.cluster.metrics import accuracy
@@ -312,7 +312,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         if device not in self._predictors or level is not None:
             method = method_of(self.config_, load(self._files[MODEL]), device, MODEL)
             if level is not None:
-                return method.predictor(operator.index(level))
+                return method.predictor(check_whole("level", level))
             self._predictors[device] = method.predictor()
         return self._predictors[device]
 

@@ -33,6 +33,13 @@ def check_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
+def check_whole(name: str, value: Any) -> int:
+    """Return a whole number; raise ``UserError`` if it is not one."""
+    if not _is_whole(value, -(2**31), 2**31):
+        raise UserError(f"{name}: {shown(value)} must be a whole number")
+    return operator.index(value)
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, on one line and of bounded length."""
     try:
