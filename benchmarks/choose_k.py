@@ -21,12 +21,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from choose_k_cases import CASES, Case, embed, inputs_of
+from choose_k_scores import STRENGTH, other_scores
 from defaults import checked_out, hardware
-from numpy.typing import NDArray
 from results import KEPT, ROOT, percent, with_table
-from sklearn.cluster import KMeans
-from sklearn.metrics import adjusted_rand_score
-from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
 from secu.apps.fit import FitRequest, fit, prepare
@@ -35,24 +32,20 @@ from secu.cluster.metrics import accuracy
 from secu.cluster.tree import grow_tree
 from secu.config import FeaturesConfig
 from secu.data import open_images
-from secu.methods.answer import information, relabeled
-from secu.methods.number import Choice, compare_sizes, principal, silhouette
+from secu.methods.answer import relabeled
+from secu.methods.number import compare_sizes
 from secu.train.checkpoint import load_method
 from secu.train.files import write_json, write_text
 from secu.views.features import FeatureViews
-from secu.views.neighbors import find_neighbors
 
 SEED = 0
 RANGE = Range(3, 40)
 CLOSE = 0.25  # how far a recommended number may be from the true one, as a share of that
-NEIGHBORS = 20
 MOST_LOST = 2  # points
 RESULT = KEPT / "choose-k.json"
 DOC = ROOT / "docs" / "lab" / "how-many.md"
 BEGIN = "<!-- results: made by benchmarks/choose_k.py publish -->\n"
 END = "<!-- end of results -->"
-STRENGTH = "prediction strength"
-STRONG = 0.8  # its usual limit
 PARTS = {"choice": "cases that the rule was chosen by", "check": "the other cases"}
 OTHERS = {
     "the rule": "silhouette of heads, on vectors (the rule)",
@@ -111,7 +104,7 @@ def measure(case: Case, cache: Path) -> dict[str, Any]:
     tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
     choice = compare_sizes(heads, labels, tree, points, SEED)
     low, high = choice.plausible
-    others = other_scores(choice, labels, embeddings, points)
+    others = other_scores(choice, labels, embeddings, points, SEED)
     size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
     cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
     return {
@@ -135,57 +128,6 @@ def measure(case: Case, cache: Path) -> dict[str, Any]:
         "acc_cut": round(accuracy(run["targets"], cut.numpy()), 4),
         "seconds": round(float(run["seconds"]), 1),
     }
-
-
-def other_scores(choice: Choice, labels: list[Tensor], embeddings: Tensor, points: Tensor) -> dict[str, list[float]]:
-    """Return the other scores that were considered, for every size."""
-    unit = F.normalize(principal(points.double()), dim=-1)
-    found = F.normalize(principal(embeddings.double()), dim=-1)
-    near = find_neighbors(embeddings, NEIGHBORS)
-    scores: dict[str, list[float]] = {"cuts": list(choice.cuts)}
-    for size, label in zip(choice.sizes, labels[:-1], strict=True):
-        free = KMeans(size, n_init=2, random_state=SEED).fit_predict(unit.numpy())
-        row = {
-            "heads, on embeddings": silhouette(found, label),
-            "k-means": silhouette(unit, torch.from_numpy(free).long()),
-            "information": information(label, near, size),
-            "agreement with k-means": adjusted_rand_score(label.numpy(), free),
-            "coding length": -coding_length(unit, label),
-            STRENGTH: strength_of(unit.numpy(), size),
-        }
-        for name, value in row.items():
-            scores.setdefault(name, []).append(value)
-    strong = [size if value >= STRONG else value for size, value in zip(choice.sizes, scores[STRENGTH], strict=True)]
-    return scores | {STRENGTH: strong}  # the largest number that is strong enough, if there is one
-
-
-def coding_length(points: Tensor, label: Tensor) -> float:
-    """Return the bits, up to a factor, of points and clusters: round Gaussians of one width, by Schwarz's criterion."""
-    _, label = label.unique(return_inverse=True)
-    sizes = label.bincount().double()
-    count, dim = points.shape
-    centers = torch.zeros(len(sizes), dim, dtype=points.dtype).index_add_(0, label, points) / sizes[:, None]
-    variance = float((points - centers[label]).square().sum()) / (dim * (count - len(sizes)))
-    shares = float((sizes * (sizes / count).log()).sum())
-    likelihood = -count * dim / 2 * math.log(2 * math.pi * variance) - dim * (count - len(sizes)) / 2 + shares
-    return len(sizes) * (dim + 1) / 2 * math.log(count) - likelihood
-
-
-def strength_of(points: NDArray[np.float64], size: int) -> float:
-    """Return the prediction strength of k-means: how many pairs in a cluster of one half the other half keeps together.
-
-    It is that of the worst cluster, averaged over both directions.
-    """
-    order = np.random.default_rng(SEED).permutation(len(points))
-    halves = points[order[::2]], points[order[1::2]]
-    models = [KMeans(size, n_init=2, random_state=SEED).fit(half) for half in halves]
-    worst = []
-    for half, own, other in zip(halves, models, models[::-1], strict=True):
-        counts = contingency_matrix(own.labels_, other.predict(half))
-        members = counts.sum(1)
-        kept = (counts * (counts - 1)).sum(1) / np.maximum(members * (members - 1), 1)
-        worst.append(kept.min())
-    return float(np.mean(worst))
 
 
 def is_close(found: int, true: int) -> bool:

@@ -1,10 +1,14 @@
 """What measures the choice of the number of clusters: its cases, a tiny run, and the tables in the documentation."""
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import norm
+from sklearn.cluster import KMeans
 
 from secu.apps.ranges import Range
 
@@ -56,6 +60,43 @@ def test_blobs_are_trained_and_measured(choose_k, monkeypatch, tmp_path, uneven)
         assert row["recommended"] == 3
         assert min(row["acc_head"], row["acc_cut"]) > 0.9
     assert row["others"].keys() == choose_k.OTHERS.keys() - {"the rule"}
+
+
+@pytest.fixture
+def scores(choose_k):
+    import choose_k_scores
+
+    return choose_k_scores
+
+
+def test_coding_length_is_that_of_a_mixture_written_out(scores):
+    points = np.random.default_rng(0).standard_normal((30, 3))
+    label = np.arange(30) % 4
+    centers = np.array([points[label == group].mean(0) for group in range(4)])
+    variance = sum(((points[i] - centers[label[i]]) ** 2).sum() for i in range(30)) / (3 * 26)
+    likelihood = 0.0
+    for i in range(30):
+        density = norm(centers[label[i]], variance**0.5).logpdf(points[i]).sum()
+        likelihood += density + np.log((label == label[i]).mean())
+    expected = 4 * 4 / 2 * np.log(30) - likelihood
+    found = scores.coding_length(torch.from_numpy(points), torch.from_numpy(label))
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_prediction_strength_counts_pairs_that_stay_together(scores):
+    points = np.random.default_rng(0).standard_normal((40, 2))
+    order = np.random.default_rng(0).permutation(40)
+    halves = points[order[::2]], points[order[1::2]]
+    models = [KMeans(3, n_init=2, random_state=0).fit(half) for half in halves]
+    worst = []
+    for half, own, other in zip(halves, models, models[::-1], strict=True):
+        predicted = other.predict(half)
+        shares = []
+        for group in range(3):
+            pairs = list(itertools.permutations(np.flatnonzero(own.labels_ == group), 2))
+            shares.append(np.mean([predicted[a] == predicted[b] for a, b in pairs]) if pairs else 0.0)
+        worst.append(min(shares))
+    assert scores.strength_of(points, 3, 0) == pytest.approx(np.mean(worst))
 
 
 def test_the_tables_are_those_of_the_kept_results(choose_k):
