@@ -121,7 +121,7 @@ class StableClustering(Method):
         if config.answer == "number":
             head, choice = self._choose_number(embeddings_ND)
             summary["number"] = choice.summary()
-            config = config.model_copy(update={"head": head, "answer": "auto"})
+            config = config.model_copy(update={"head": head})
         neighbors = self.neighbors if self.on_features else None
         neighbors = neighbors or find_neighbors(embeddings_ND, ANSWER_NEIGHBORS)
         vectors_ND = images.tensor if self.on_features else None
