@@ -468,7 +468,7 @@ def test_debug_holds_for_one_call(secu, monkeypatch):
 
 def test_every_command_has_the_option_debug(secu):
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert len(commands) == 13
+    assert len(commands) == 14
     for command in commands:
         assert "--debug" in secu(command, "--help").out, command
 
@@ -590,7 +590,7 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     assert secu(*settings, tmp_path / "whole").code == 0
     for name in ("model.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 13
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 14
 
 
 def wait_for_a_line(path: Path, process: subprocess.Popen) -> None:

@@ -13,7 +13,7 @@ def tree(
     output: Annotated[str, typer.Option("--output", "-o", help=".nwk or .json; - prints Newick.")] = "-",
     debug: Debug = False,
 ) -> None:
-    """Write the tree of a run's finest clusters; --level of predict and sort cuts it."""
+    """Write the tree of a run's finest clusters."""
     from secu.apps.trees import write_tree
     from secu.train.run import Run
 
