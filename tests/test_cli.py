@@ -590,7 +590,7 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     assert secu(*settings, tmp_path / "whole").code == 0
     for name in ("model.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 14
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 13
 
 
 def wait_for_a_line(path: Path, process: subprocess.Popen) -> None:
