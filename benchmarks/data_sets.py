@@ -58,6 +58,11 @@ def cifar10_test(data: Path | None) -> Pictures:
     return _named("cifar10", "test", data)
 
 
+def cifar100_test(data: Path | None) -> Pictures:
+    """Return the test images of CIFAR-100 in its 100 classes."""
+    return _named("cifar100", "test", data)
+
+
 def caltech101(data: Path | None) -> Pictures:
     """Return the files of Caltech-101, largest class first, without the clutter."""
     if data is None:

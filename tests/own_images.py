@@ -9,6 +9,7 @@ from PIL import Image
 
 from secu.apps.fit import FitRequest, fit, prepare
 from secu.apps.pipeline import Finished
+from secu.apps.ranges import Range
 from secu.config import DataConfig
 from secu.data import load
 from secu.train.place import LOCK
@@ -57,7 +58,7 @@ def write_zip(path: Path, folder: Path) -> Path:
     return path
 
 
-def request_of(source: Path | str, clusters: int = 3, **more) -> FitRequest:
+def request_of(source: Path | str, clusters: int | Range | None = 3, **more) -> FitRequest:
     """Return the request for a short run on the CPU."""
     return FitRequest(str(source), clusters, **{"overrides": SHORT, "device": "cpu", **more})
 
@@ -69,7 +70,7 @@ def fit_now(request: FitRequest, out: Path, *, resume: bool = False, force: bool
     return fit(prepare(request, before), out, resume=resume, force=force, **more)
 
 
-def fitted(folder: Path, source: Path | str, clusters: int = 3, *, report: bool = False, **more) -> Run:
+def fitted(folder: Path, source: Path | str, clusters: int | Range = 3, *, report: bool = False, **more) -> Run:
     """Train for a moment and return the run, which lies in the folder; so does the cache.
 
     Without a report it takes half as long.

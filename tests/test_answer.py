@@ -12,6 +12,7 @@ from torch import Tensor
 
 from secu.cluster.clustering import Clustering
 from secu.cluster.metrics import accuracy
+from secu.cluster.tree import grow_tree
 from secu.config import Config
 from secu.methods import answer as module
 from secu.methods.answer import (
@@ -349,3 +350,17 @@ def test_a_tree_that_cannot_be_grown_is_not_reported_as_the_answer(fine):
     conclusion = choose_answer(clustering, config, vectors, find_neighbors(vectors, 8))
     assert clustering.tree is None
     assert conclusion.settings["answer"] == clustering.answer == "head"
+
+
+@pytest.mark.parametrize(
+    ("witness", "auto", "number"), [(0.9, "head", "head"), (1.1, "tree", "head"), (1.2, "tree", "tree")]
+)
+def test_a_run_that_chose_its_number_needs_more_evidence(monkeypatch, witness, auto, number):
+    vectors, _ = blobs(*EVEN)
+    for wanted, expected in (("auto", auto), ("number", number)):
+        config, clustering = make(TRUE, [*halves(0, 1, 2)], answer=wanted)
+        found = Answer(0, grow_tree(vectors, torch.arange(120) // 20, 1), (1.0,), witness)
+        monkeypatch.setattr(module, "find_answer", lambda *_, found=found: found)
+        conclusion = choose_answer(clustering, config, vectors, find_neighbors(vectors, 8), vectors)
+        assert conclusion.settings == {"head": 0, "answer": expected}
+        assert clustering.answer == expected

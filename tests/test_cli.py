@@ -468,7 +468,7 @@ def test_debug_holds_for_one_call(secu, monkeypatch):
 
 def test_every_command_has_the_option_debug(secu):
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert len(commands) == 13
+    assert len(commands) == 14
     for command in commands:
         assert "--debug" in secu(command, "--help").out, command
 

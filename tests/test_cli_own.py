@@ -23,7 +23,7 @@ from secu import cli
 from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
 
-COMMANDS = ["fit", "predict", "sort", "export", "report"]
+COMMANDS = ["fit", "predict", "sort", "export", "report", "tree"]
 SHORT = ("optim.epochs=2", "optim.warmup_epochs=0", "encoder.dim=8", "--device", "cpu")
 
 
@@ -318,9 +318,14 @@ MISTAKES = {
     "no source": (["fit"], ["SOURCE"]),
     "nowhere": (["fit", "nowhere", "-k", "3"], ["nowhere does not exist", "a folder"]),
     "unknown kind": (["fit", "fit.txt", "-k", "3"], ["fit.txt has an unsupported type"]),
-    "no number": (["fit", "digits"], ["--clusters: is required", "--clusters 8", "merge", "docs/own-images.md"]),
+    "range down": (["fit", "digits", "-k", "5..3"], ["clusters: 5..3 must be a range", "smaller number first"]),
+    "range from 1": (["fit", "digits", "-k", "1..4"], ["clusters: 1..4 must be a range of at least 2"]),
+    "open range": (["fit", "digits", "-k", "5.."], ["clusters: '5..' must be a number such as 8, a range such as"]),
+    "long range": (["fit", "digits", "-k", "5..121"], ["121 clusters need at least 121 images, got 120"]),
+    "range and balance": (["fit", "digits", "-k", "3..6", "--balance", "1"], ["balance: 1.0 needs one number", "3..6"]),
+    "range and heads": (["fit", "digits", "-k", "3..6", "heads=[3]"], ["heads: [3] needs one number", "3..6"]),
     "no clusters": (["fit", "digits", "-k", "1"], ["clusters: 1 must be at least 2"]),
-    "clusters type": (["fit", "digits", "-k", "x"], ["--clusters", "integer"]),
+    "clusters type": (["fit", "digits", "-k", "x"], ["clusters: 'x' must be a number"]),
     "more clusters": (["fit", "digits", "-k", "121"], ["121 clusters need at least 121 images, got 120"]),
     "balance": (["fit", "digits", "-k", "3", "--balance", "1.5"], ["balance: 1.5 must be from 0"]),
     "labels": (
@@ -364,6 +369,32 @@ def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing(secu, run, home,
     out = ["--out", "new"] if arguments[0] == "fit" else []
     assert_one_line(secu(*arguments, *out), *parts)
     assert [name for name in tree(home) if not name.startswith("data")] == before
+
+
+def test_a_number_that_is_not_given_is_chosen_and_explained(secu, tmp_path):
+    command = ("fit", "digits", "--out", tmp_path / "run", *SHORT)
+    stopped = secu(*command, "--time-limit", "0.001")
+    assert stopped.code != 2
+    result = secu(*command, "--resume")
+    assert (result.code, result.err) == (0, "")
+    number = json.loads((tmp_path / "run" / "outcome.json").read_text())["number"]
+    assert list(number["scores"]) == ["3", "4", "5", "6", "8", "10", "12"]  # ten images per cluster
+    for reason in number["reasons"]:
+        assert reason in result.out
+    assert "recommended" in number["reasons"][0]
+    assert Run.open(tmp_path / "run").config().clusters == number["recommended"]
+
+
+def test_the_tree_of_a_run_is_printed_and_cut(secu, run, tmp_path):
+    printed = secu("tree", run)
+    assert printed.code == 0
+    assert printed.out.startswith("(")
+    assert printed.out.endswith(");\n")
+    assert "--level 2 to" in printed.err
+    assert secu("predict", run, "digits", "-o", tmp_path / "a.csv", "--level", 2).code == 0
+    assert {row["cluster"] for row in rows_of(tmp_path / "a.csv")} <= {"0", "1"}
+    assert secu("sort", run, tmp_path / "sorted", "--level", 2).code == 0
+    assert_one_line(secu("predict", run, "digits", "--level", 1), "level: 1 must be a number of groups from 2 to")
 
 
 def test_the_report_of_a_run_that_was_killed_is_one_line(secu, run, tmp_path):

@@ -21,7 +21,25 @@ class Odd:
 NAN = float("nan")
 LONG = "x" * 10_000
 WRONG = {
-    "n_clusters": ["10", None, NAN, -1, 0, 1, True, [3], 2.5, Odd(), 10**30, np.array([3]), np.float64(3)],
+    "n_clusters": [
+        "10",
+        "many",
+        "5..3",
+        "1..4",
+        "5..",
+        None,
+        NAN,
+        -1,
+        0,
+        1,
+        True,
+        [3],
+        2.5,
+        Odd(),
+        10**30,
+        np.array([3]),
+        np.float64(3),
+    ],
     "epochs": ["5", NAN, -1, True, [3], 2.5, Odd(), 10**30, np.array(3)],
     "random_state": ["5", NAN, -1, 2.5, [3], Odd(), 2**32, True, np.random.default_rng(0)],
     "balance": ["0.5", NAN, -1, 1.5, True, [0.5], Odd(), float("inf"), 10**400, np.array([0.5])],

@@ -232,7 +232,7 @@ class Config(Model):
     seed: int = Field(0, ge=0, lt=2**32)  # seed of all random numbers
     heads: tuple[int, ...] = tuple(range(10, 101, 10))  # [K] number of clusters of each head; all share one encoder
     head: int = Field(0, ge=0, le=MOST)  # index of the main head, from 0
-    answer: Literal["head", "tree", "auto"] = "head"  # reported clusters: the main head's, or merged finer ones
+    answer: Literal["head", "tree", "auto", "number"] = "head"  # what is reported; number: choose among sizes first
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     features: FeaturesConfig = FeaturesConfig()
@@ -265,6 +265,8 @@ class Config(Model):
             raise ValueError(f"head: {self.head} must be the position of one of {len(self.heads)} heads, from 0")
         if self.answer == "tree" and max(self.heads) <= self.clusters:
             raise ValueError(f"answer: tree needs a head of more than {self.clusters} clusters, got {list(self.heads)}")
+        if self.answer == "number" and len(set(self.heads)) < 2:
+            raise ValueError(f"answer: number needs heads of at least two sizes, got {list(self.heads)}")
         if (self.method == "selflabel") != (self.selflabel is not None):
             raise ValueError(
                 f"selflabel: only used with method=selflabel, got method={self.method}; run secu selflabel"

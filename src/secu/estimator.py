@@ -25,7 +25,8 @@ from sklearn.utils.validation import check_is_fitted
 from secu.apps.console import ConsoleListener
 from secu.apps.fit import FitRequest, fit, nested, prepare
 from secu.apps.images import load_inputs
-from secu.apps.parameters import check_parameters, check_path
+from secu.apps.parameters import check_parameters, check_path, check_whole
+from secu.apps.ranges import Range, parse_clusters
 from secu.apps.selflabel import second_config, self_label
 from secu.base import processes
 from secu.base.errors import UserError
@@ -58,7 +59,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     folder, an array file, a manifest or an archive, or a glob pattern. Images may have any size.
 
     Args:
-        n_clusters: Number of groups to find.
+        n_clusters: Number of groups to find; ``"auto"`` or a range such as ``"5..40"``: chosen without labels.
         encoder: ``lite0`` or ``hf:NAME-OR-FOLDER``, a pretrained network whose features are clustered; ``scratch``, a
             network that is trained on these images alone; None: chosen by rule.
         balance: How equal the groups should be held, from 0 (any size) to 1 (equally large); None: chosen by rule.
@@ -81,12 +82,15 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         n_features_in_: Number of values per image in the array; for other inputs, the size of the encoder's input.
         config_: All resolved settings.
         history_: The record of each epoch.
+        n_clusters_: Number of clusters.
+        choice_: If the number was chosen, a dict with the ``recommended`` one, the plausible range from ``low`` to
+            ``high``, the ``scores`` and the ``reasons``; otherwise None.
         warnings_: Possible problems with the clusters; empty if there are none.
     """
 
     def __init__(
         self,
-        n_clusters: int = 10,
+        n_clusters: int | str = 10,
         *,
         encoder: str | None = None,
         balance: float | None = None,
@@ -154,10 +158,13 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             report=self.out is not None,
         )
 
-    def predict(self, X: Any) -> NDArray[np.int64]:
-        """Return the cluster of each image (N,); raise if an image cannot be read."""
+    def predict(self, X: Any, level: int | None = None) -> NDArray[np.int64]:
+        """Return the cluster of each image (N,); raise if an image cannot be read.
+
+        With a ``level``, the tree of the finest clusters is cut into so many groups, as by ``secu predict --level``.
+        """
         images = self._images(X)
-        return self._predictor().predict(images).cluster.numpy()
+        return self._predictor(level).predict(images).cluster.numpy()
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return the probability of each cluster for each image (N, n_clusters)."""
@@ -200,7 +207,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         config = estimator.config_
         note = estimator._note
         return estimator.set_params(  # type: ignore[no-any-return]
-            n_clusters=config.clusters,
+            n_clusters=note.get("n_clusters", config.clusters),
             random_state=config.seed,
             epochs=note.get("epochs"),
             settings=note.get("settings"),
@@ -236,13 +243,21 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             settings = merge(settings, {"optim": {"epochs": operator.index(self.epochs)}})
         return FitRequest(
             source,
-            clusters=operator.index(self.n_clusters),
+            clusters=self._wanted(),
             balance=None if self.balance is None else float(self.balance),
             overrides=settings,
             encoder=self.encoder,
             device=self.device,
             allow_bad=self.allow_bad,
         )
+
+    def _wanted(self) -> int | Range | None:
+        """Return the number of clusters, or the range to choose from; None for one by the number of images."""
+        if not isinstance(self.n_clusters, str):
+            return operator.index(self.n_clusters)
+        if self._second_stage() is not None:
+            raise UserError(f"self_label: needs one number of clusters, got n_clusters={self.n_clusters!r}")
+        return parse_clusters(self.n_clusters)
 
     def _second_stage(self) -> dict[str, Any] | None:
         """Return the settings of self-labeling; None if it is disabled."""
@@ -258,6 +273,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         note: dict[str, Any] = {"epochs": self.epochs and int(self.epochs), "settings": settings}
         taught = flatten(nested(self.self_label)) if isinstance(self.self_label, Mapping) else bool(self.self_label)
         balance = None if self.balance is None else float(self.balance)
+        if isinstance(self.n_clusters, str):
+            note["n_clusters"] = self.n_clusters
         note |= {"encoder": self.encoder, "balance": balance, "self_label": taught}
         if isinstance(source, ArraySource):
             note["n_features_in"] = math.prod(source.array.shape[1:])
@@ -288,14 +305,18 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         self.ids_ = np.array(table["id"])
         self.cluster_centers_ = self._predictor().centers.cpu().numpy()
         self.n_features_in_ = note.get("n_features_in", math.prod(shape_of(config.data)))
+        self.n_clusters_ = config.clusters
+        self.choice_ = run.outcome().get("number")
         self.warnings_ = run.warnings() + warnings_of(self.history_, found, config)
 
-    def _predictor(self) -> Predictor:
-        """Return the model on the current device; it is cached, but not pickled."""
+    def _predictor(self, level: int | None = None) -> Predictor:
+        """Return the model on the current device; it is cached, but not pickled. With a ``level``, it is built anew."""
         check_is_fitted(self, "_files")
         device = choose_device(self.device)
-        if device not in self._predictors:
+        if device not in self._predictors or level is not None:
             method = method_of(self.config_, load(self._files[MODEL]), device, MODEL)
+            if level is not None:
+                return method.predictor(check_whole("level", level))
             self._predictors[device] = method.predictor()
         return self._predictors[device]
 

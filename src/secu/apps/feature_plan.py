@@ -106,12 +106,13 @@ def neighbor_count(images: int, clusters: int) -> int:
     return max(1, min(images - 1, int(max(5, min(20, max(10, group / 10), group / 4)))))
 
 
-def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+def heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    """Return the heads for one number of clusters."""
     finer = [clusters * factor for factor in FINER if clusters * factor * IMAGES_PER_CLUSTER <= facts.images]
-    heads = settings.get("heads") or [clusters] * TWINS + finer
+    sizes = settings.get("heads") or [clusters] * TWINS + finer
     why = "the best of the first is chosen by its neighbors, finer ones support it"
     why = "as requested" if settings.get("heads") else why
-    return {"heads": heads}, f"heads={heads}: {why}"
+    return {"heads": sizes}, f"heads={sizes}: {why}"
 
 
 def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -138,4 +139,4 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 
 
-RULES = (_encoder, _neighbors, _heads, _optimizer, _schedule)
+RULES = (_encoder, _neighbors, heads, _optimizer, _schedule)

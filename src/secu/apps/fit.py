@@ -12,6 +12,7 @@ from secu.apps import pipeline
 from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
+from secu.apps.ranges import Range, range_for
 from secu.apps.reading import room_for
 from secu.base import processes
 from secu.base.errors import UserError
@@ -30,10 +31,14 @@ STATISTICS = 2_000  # maximum number of images used for the mean and standard de
 
 @dataclass(frozen=True)
 class FitRequest:
-    """What the user asked for; ``source`` is a name for ``open_source`` or an open source."""
+    """What the user asked for.
+
+    ``source`` is a name for ``open_source`` or an open source; ``clusters`` is their number, a range that the run
+    chooses from, or None for a range by the number of images.
+    """
 
     source: str | Source
-    clusters: int
+    clusters: int | Range | None
     balance: float | None = None
     labels: str | None = None
     overrides: Mapping[str, Any] | None = None
@@ -88,11 +93,12 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features, room=room)
     facts, note = _with_backbone(facts, overrides, scratch=request.encoder == SCRATCH)
     place = {"source": source.place or None, "labels": request.labels, "values": values}
-    plan = make_plan(facts, request.clusters, request.balance, merge(overrides, {"data": place}))
-    if plan.config.clusters != request.clusters:
-        wanted = f"the requested {request.clusters} clusters"
+    wanted = range_for(facts.images) if request.clusters is None else request.clusters
+    plan = make_plan(facts, wanted, request.balance, merge(overrides, {"data": place}))
+    if isinstance(wanted, int) and plan.config.clusters != wanted:
+        what = f"the requested {wanted} clusters"
         head = plan.config.head
-        must = f"contain {wanted} at position {head} (head)" if head else f"start with {wanted}"
+        must = f"contain {what} at position {head} (head)" if head else f"start with {what}"
         raise UserError(f"heads: {list(plan.config.heads)} must {must}")
     notes = tuple(text for text in (source.note(values), note) if text)
     return Prepared(request, source, plan, notes, before)
@@ -174,8 +180,9 @@ def fit(
     )
     if data.strict:
         require_all(images)
-    if len(images) < request.clusters:
-        needed = f"{request.clusters} clusters need at least {request.clusters} readable images"
+    most = prepared.plan.most_clusters
+    if len(images) < most:
+        needed = f"{most} clusters need at least {most} readable images"
         raise UserError(f"clusters: {needed}, got {len(images)}")
     known = remember(images)
     config = with_statistics(prepared.plan.config, images) if len(images.shape) == 3 else prepared.plan.config

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from secu.apps.ranges import AUTO
 from secu.base.errors import UserError
 
 LONGEST = 100  # characters of a value that a message repeats
@@ -32,6 +33,13 @@ def check_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
+def check_whole(name: str, value: Any) -> int:
+    """Return a whole number; raise ``UserError`` if it is not one."""
+    if not _is_whole(value, -(2**31), 2**31):
+        raise UserError(f"{name}: {shown(value)} must be a whole number")
+    return operator.index(value)
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, on one line and of bounded length."""
     try:
@@ -48,6 +56,10 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
         return least <= operator.index(value) <= most
     except TypeError:
         return False
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, str) and (value == AUTO or ".." in value)
 
 
 def _is_share(value: Any) -> bool:
@@ -73,7 +85,11 @@ def _is_switch(value: Any) -> bool:
 
 # The name of each parameter, what is valid, and whether a value is.
 RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("n_clusters", "a whole number of at least 2", lambda value: _is_whole(value, -(2**31), 2**31)),
+    (
+        "n_clusters",
+        "a whole number of at least 2, 'auto' or a range such as '5..40'",
+        lambda value: _is_whole(value, -(2**31), 2**31) or _is_range(value),
+    ),
     (
         "encoder",
         "a name such as 'scratch', 'lite0' or 'hf:NAME-OR-FOLDER', or None",

@@ -12,9 +12,11 @@ from typing import Any
 from secu.apps import feature_plan
 from secu.apps.durations import estimate, overhead
 from secu.apps.feature_plan import Change, Facts, asked
+from secu.apps.ranges import Range
 from secu.apps.reading import reading
 from secu.base.errors import UserError
 from secu.config import Config
+from secu.methods.number import candidates
 from secu.nets.pretrained import describe
 from secu.settings import flatten, merge, resolve
 
@@ -44,6 +46,12 @@ class Plan:
     other_seconds: float = 0.0
 
     @property
+    def most_clusters(self) -> int:
+        """The largest number of clusters that the run may report."""
+        config = self.config
+        return max(config.heads[n] for n in candidates(config.heads)) if config.answer == "number" else config.clusters
+
+    @property
     def hopeless(self) -> bool:
         """Whether training would take unreasonably long."""
         return self.seconds > HOPELESS_HOURS * 3600
@@ -54,21 +62,27 @@ class Plan:
         return self.seconds + self.other_seconds
 
 
-def make_plan(facts: Facts, clusters: int, balance: float | None, overrides: dict[str, Any]) -> Plan:
+def make_plan(facts: Facts, wanted: int | Range, balance: float | None, overrides: dict[str, Any]) -> Plan:
     """Return the config for these images and this many clusters, with overrides applied.
 
     Without a ``balance``, groups may be of any size: the run chooses between equal clusters and merged ones.
     """
-    if clusters < 2:
-        raise UserError(f"clusters: {clusters} must be at least 2")
-    if clusters > facts.images:
-        raise UserError(f"clusters: {clusters} clusters need at least {clusters} images, got {facts.images}")
+    most = wanted.high if isinstance(wanted, Range) else wanted
+    if most < 2:
+        raise UserError(f"clusters: {most} must be at least 2")
+    if most > facts.images:
+        raise UserError(f"clusters: {most} clusters need at least {most} images, got {facts.images}")
     if balance is not None and not 0 <= balance <= 1:
         raise UserError(f"balance: {balance} must be from 0 (groups of any size) to 1 (all groups equally large)")
     settings: dict[str, Any] = {}
     reasons: list[str] = []
     overrides = _checked(overrides)
-    rules = feature_plan.RULES if facts.on_features else RULES
+    rules: tuple[Rule, ...] = feature_plan.RULES if facts.on_features else RULES
+    clusters = most
+    if isinstance(wanted, Range):
+        wanted.require_free(balance, overrides)
+        clusters = wanted.sizes()[wanted.middle()]  # what the other rules go by
+        rules = tuple(wanted.rule if rule in (_heads, feature_plan.heads) else rule for rule in rules)
     for rule in (_constraint(balance), *rules, _answer(balance)):
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
@@ -113,6 +127,8 @@ def _answer(balance: float | None) -> Rule:
     def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         heads = settings["heads"]
         wanted = settings.get("answer")
+        if wanted == "number":
+            return {}, "answer=number: then clusters of equal size or merged ones, as the neighbors of images suggest"
         if wanted or "head" in settings:
             return {}, f"answer={wanted or 'head'}: as requested"
         if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):

@@ -35,6 +35,7 @@ def predict_source(
     listener: Listener | None = None,
     *,
     raw: bool = False,
+    level: int | None = None,
 ) -> list[Skipped]:
     """Write a run's predictions for all images of a source; return id and reason of images that were skipped.
 
@@ -45,6 +46,8 @@ def predict_source(
         device: auto, cuda, mps or cpu.
         listener: Receives progress.
         raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
+        level: Cut the tree of the finest clusters into so many groups, instead of the run's own clusters; outliers,
+            which are only known for the latter, are then left out.
     """
     if processes.world() > 1:
         raise UserError(f"output: several processes write a folder, for example out/, got {output!r}")
@@ -54,7 +57,7 @@ def predict_source(
     if output != "-" and source.is_read_from(output):
         raise UserError(f"output: {output} is the source of the images; choose another file")
     source.require_images()
-    stream = Stream(run, source, choose_device(device), listener or Listener())
+    stream = Stream(run, source, choose_device(device), listener or Listener(), level)
     if output == "-":
         stream.write(CsvWriter(sys.stdout, raw=raw))
         sys.stdout.flush()  # flush here, so that a closed pipe is reported by this command
@@ -71,7 +74,9 @@ def _to_file(stream: "Stream", path: Path, kind: str, *, raw: bool) -> None:
 class Stream:
     """Streams the images of a source through a run's model."""
 
-    def __init__(self, run: Run, source: Source, device: torch.device, listener: Listener) -> None:
+    def __init__(
+        self, run: Run, source: Source, device: torch.device, listener: Listener, level: int | None = None
+    ) -> None:
         self.source = source.limited(run.config().data.max_pixels)
         self.device = device
         self.listener = listener
@@ -81,10 +86,10 @@ class Stream:
             raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
         self.values = self.source.values_of(data.values, new=True)
         self.batch = batch_size(self.shape, device)
-        self.predictor = load_predictor(run, device)
+        self.predictor = load_predictor(run, device, level)
         if self.predictor.front is not None and len(self.shape) == 3:
             self.predictor.front.load()  # raises here if its weights are missing
-        self.limits = limits_of(run)
+        self.limits = limits_of(run) if level is None else None
         self.skipped = list(source.skipped)
         self.done = 0
         self.total = len(source)  # images that are counted as progress
@@ -124,13 +129,13 @@ class Stream:
     ) -> None:
         if arrival is not None:
             arrival.synchronize()
-        outlier = found.cosine < self.limits[found.cluster]
+        outlier = None if self.limits is None else found.cosine < self.limits[found.cluster]
         columns = {name: [column[i] for i in numbers] for name, column in self.source.columns.items()}
         writer.write(make_table([self.source.ids[i] for i in numbers], found, outlier, columns))
 
     def write_nothing(self, writer: Writer) -> None:
         """Write a table without rows."""
-        nothing = best_two(torch.zeros(0, len(self.limits)), 1.0)
+        nothing = best_two(torch.zeros(0, len(self.predictor.centers)), 1.0)
         self._write_one(writer, [], nothing, None)
 
     def _batches(self, part: range | None) -> Generator[Batch]:

@@ -31,17 +31,31 @@ def is_folder(output: str) -> bool:
 
 
 def predict_parts(
-    run: Run, source: Source, folder: Path, device: str = "auto", listener: Listener | None = None
+    run: Run,
+    source: Source,
+    folder: Path,
+    device: str = "auto",
+    listener: Listener | None = None,
+    *,
+    level: int | None = None,
 ) -> list[Skipped]:
     """Write a run's predictions for all images of a source that are not in the folder yet.
+
+    Args:
+        run: A run.
+        source: The images.
+        folder: The folder.
+        device: auto, cuda, mps or cpu.
+        listener: Receives progress.
+        level: Number of clusters at which the run's tree is cut; None: the clusters that the run reports.
 
     Returns:
         Id and reason of the images that this process skipped.
     """
     source.require_images()
-    stream = Stream(run, source, choose_device(device), listener or Listener())
+    stream = Stream(run, source, choose_device(device), listener or Listener(), level)
     if processes.is_main():
-        _open_folder(run, source, folder)
+        _open_folder(run, source, folder, level)
     processes.barrier()
     parts = [range(start, min(start + PART, len(source))) for start in range(0, len(source), PART)]
     names = [f"{number:0{max(5, len(str(len(parts))))}}" for number in range(len(parts))]
@@ -53,7 +67,7 @@ def predict_parts(
     return [*stream.skipped, *source.repeated] if processes.is_main() else stream.skipped[len(source.skipped) :]
 
 
-def _open_folder(run: Run, source: Source, folder: Path) -> None:
+def _open_folder(run: Run, source: Source, folder: Path, level: int | None) -> None:
     """Create the folder, or check that its files were computed from the same run and source."""
     if not folder.parent.is_dir():
         raise UserError(f"output: folder {folder.parent} does not exist")
@@ -64,6 +78,7 @@ def _open_folder(run: Run, source: Source, folder: Path) -> None:
         "fingerprint": source.fingerprint,
         "images": len(source),
         "images_per_part": PART,
+        "level": level,
     }
     manifest = folder / MANIFEST
     if not manifest.is_file():
@@ -71,7 +86,7 @@ def _open_folder(run: Run, source: Source, folder: Path) -> None:
             raise UserError(f"output: {folder} holds other files; choose a new folder")
         folder.mkdir(exist_ok=True)
         write_json(manifest, facts)
-    same = ("model_sha256", "fingerprint", "images", "images_per_part")
+    same = ("model_sha256", "fingerprint", "images", "images_per_part", "level")
     known = read_json(manifest, dict)
     if any(known.get(key) != facts[key] for key in same):
         raise UserError(f"output: {folder} holds predictions of another run or of other images; choose a new folder")

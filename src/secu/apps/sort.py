@@ -30,6 +30,7 @@ def sort_run(
     *,
     copy: bool,
     names: Path | None = None,
+    level: int | None = None,
     data: Path | None = None,
     device: str = "auto",
     listener: Listener | None = None,
@@ -45,17 +46,21 @@ def sort_run(
         copy: Copy files instead of linking to them.
         names: The table downloaded from the report: its cluster names become folder names, merged clusters share a
             folder, and images marked as wrong get a separate one.
+        level: Cut the tree of the finest clusters into so many groups, instead of the run's own clusters.
         data: The folder of data sets.
         device: auto, cuda, mps or cpu.
         listener: Notified of images that no longer exist.
     """
     _check_destination(run, destination, copy=copy)
-    clusters = run.config().clusters
+    clusters = run.config().clusters if level is None else level
+    if names is not None and level is not None:
+        raise UserError(f"names: the report's names are not those of --level {level}; give one of them")
+    predictor = load_predictor(run, choose_device(device), level)
     if names is not None:
         read_rows(names, clusters)  # fail early, before images are read
     with _building(destination) as place:
         images = images_of(run, listener or Listener(), root=data, device=device)
-        found = load_predictor(run, choose_device(device)).predict(images)
+        found = predictor.predict(images)
         cluster_of = found.cluster.tolist()
         edits = read_edits(names, clusters, dict(zip(images.ids, cluster_of, strict=True)))
         readable = set(images.readable_rows()) if images.broken else range(len(images))

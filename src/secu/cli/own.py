@@ -1,6 +1,7 @@
 """Commands for your own images: fit, predict, sort, export, report."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .csv, .parquet, .zip or .tar of images, or shards.")
 ]
+Level = Annotated[int | None, typer.Option(help="Cut the tree of clusters into this many groups (secu tree).")]
 AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more than 5% of the images cannot be read.")]
 
 
@@ -37,7 +39,10 @@ AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more th
 def fit(
     source: SourceArgument,
     overrides: Overrides = None,
-    clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="Number of groups. Required.")] = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option("--clusters", "-k", help="Number of groups, or a range such as 5..40. Default: chosen."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
     balance: Annotated[
         float | None, typer.Option(help="Hold groups near an equal size: 0 (any size) to 1 (equal). Default: chosen.")
@@ -61,15 +66,14 @@ def fit(
     from secu.apps.console import ConsoleListener, show_plan
     from secu.apps.fit import FitRequest, prepare
     from secu.apps.fit import fit as run_fit
+    from secu.apps.ranges import parse_clusters
     from secu.settings import merge, parse_overrides
     from secu.train.run import Run
 
     limit = parse_time(time_limit)
     if overrides and os.path.exists(overrides[0]):  # the shell expanded a pattern such as *.png
         raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
-    if clusters is None:
-        unknown = "ask for more than you expect and merge in the report (docs/own-images.md, How many clusters?)"
-        raise UserError(f"--clusters: is required, for example --clusters 8; if you do not know, {unknown}")
+    wanted = parse_clusters(clusters)
     path = out or Path("runs") / name_of(source)
     before = None
     if not dry_run:
@@ -83,7 +87,7 @@ def fit(
     if from_scratch and encoder:
         raise UserError(f"--from-scratch: contradicts --encoder {encoder}; give one of them")
     encoder = "scratch" if from_scratch else encoder
-    request = FitRequest(source, clusters, balance, labels, settings, device, allow_bad, encoder=encoder)
+    request = FitRequest(source, wanted, balance, labels, settings, device, allow_bad, encoder=encoder)
     prepared = prepare(request, before)
     show_plan(console, prepared, reasons=dry_run)
     if dry_run:
@@ -91,11 +95,13 @@ def fit(
     with ConsoleListener(console) as listener:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
     if not ran_out_of_time(finished) and finished.results is not None:
-        _show_results(finished.results, finished.seconds, path)
+        _show_results(finished.results, finished.seconds, path, finished.run.number_reasons())
 
 
-def _show_results(results: "Results", seconds: float, path: Path) -> None:
-    """Print the outcome of a finished fit."""
+def _show_results(results: "Results", seconds: float, path: Path, reasons: Sequence[str]) -> None:
+    """Print the outcome of a finished fit; ``reasons`` are those for its number of clusters, if that was chosen."""
+    for reason in reasons:
+        console.print(reason, highlight=False, soft_wrap=True)
     if left_out := len(results.images.skipped) + len(results.images.repeated):
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
@@ -162,6 +168,7 @@ def predict(
     raw: Annotated[
         bool, typer.Option("--raw", help="CSV for programs: without ' before text that a spreadsheet would evaluate.")
     ] = False,
+    level: Level = None,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -180,9 +187,9 @@ def predict(
         opened = open_source(source)
         listener = Listener() if quiet else progress
         if is_folder(output):
-            skipped = predict_parts(folder, opened, Path(output), device, listener)
+            skipped = predict_parts(folder, opened, Path(output), device, listener, level=level)
         else:
-            skipped = predict_source(folder, opened, output, device, listener, raw=raw)
+            skipped = predict_source(folder, opened, output, device, listener, raw=raw, level=level)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
     if skipped:
@@ -198,6 +205,7 @@ def sort(
     names: Annotated[
         Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
     ] = None,
+    level: Level = None,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
@@ -209,7 +217,9 @@ def sort(
 
     folder = Run.open(run)
     with ConsoleListener(errors) as listener:
-        count = sort_run(folder, destination, copy=copy, names=names, data=data, device=device, listener=listener)
+        count = sort_run(
+            folder, destination, copy=copy, names=names, level=level, data=data, device=device, listener=listener
+        )
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
     warn_if_unfinished(folder)
 

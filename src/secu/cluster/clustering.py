@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from secu.base import collectives
+from secu.base.errors import UserError
 from secu.cluster.centers import build_centers
 from secu.cluster.constraints import NO_LABEL, build_constraint
 from secu.cluster.losses import PADDING, cross_entropy, log_probabilities, secu_loss, soft_label_loss
-from secu.cluster.tree import Tree
+from secu.cluster.tree import Tree, grow_tree
 from secu.config import Config
 
 
@@ -47,7 +48,8 @@ class Clustering(nn.Module):
         self.register_buffer("epoch_centers", self.centers.unit().detach().clone())
         surplus_HK = torch.arange(widest) >= clusters_H[:, None]
         self.register_buffer("mask", -PADDING * surplus_HK.float(), persistent=False)
-        self.tree: Tree | None = None  # of the finest head's clusters; grown at the end of a run, if at all
+        self.tree: Tree | None = None  # of the clusters of a finer head; grown at the end of a run, if at all
+        self.finest: Tree | None = None  # of those of the finest head, if that is known to be another
 
     def start_epoch(self, done: float = 0.0) -> None:
         """Fix the encoder's target centers for the whole epoch, and store the labels of the previous epoch.
@@ -141,6 +143,25 @@ class Clustering(nn.Module):
         if self.tree is None or self.answer != "tree":
             return None
         return self.tree.cut(self.heads[self.main])
+
+    def finest_tree(self) -> Tree:
+        """Return the tree of the finest clusters: one that was grown on images or, if there is none, one of centers.
+
+        The centers of clusters without images would distort a tree, so that of a coarser head is better.
+        """
+        if tree := self.finest or self.tree:
+            return tree
+        finest = self.heads.index(max(self.heads))
+        centers_KD = self.head(finest).cpu()
+        return grow_tree(centers_KD, torch.arange(len(centers_KD)), finest)
+
+    def cut(self, level: int) -> tuple[Tensor, Tensor]:
+        """Return the centers of the finest tree's leaves (M, D), and the group of each after cutting it (M,)."""
+        tree = self.finest_tree()
+        most = len(tree.leaves)
+        if not 2 <= level <= most:
+            raise UserError(f"level: {level} must be a number of groups from 2 to {most}, the clusters of the tree")
+        return self.head(int(tree.head))[tree.leaves.to(self.labels.device)], tree.cut(level)
 
     def sizes(self, number: int | None = None) -> Tensor:
         """Return the number of images with each label of a head; by default, the main head."""

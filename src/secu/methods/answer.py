@@ -76,7 +76,9 @@ def choose_answer(
     found = find_answer(clustering, config, embeddings_ND, neighbors, vectors_ND)
     evidence, limit = found.evidence
     wanted = config.answer
-    if wanted == "auto":
+    if wanted == "number":  # there is one head of each size, not the best of several: it disagrees more often anyway
+        limit = LIMIT
+    if wanted in ("auto", "number"):
         wanted = "tree" if evidence > limit else "head"
     if found.tree is None:  # no head is fine enough, or its clusters are empty
         wanted = "head"

@@ -118,15 +118,19 @@ class Method(nn.Module):
         """Finish after the last epoch; ``scored`` are the images with true labels, if they differ from ``images``."""
         return Conclusion()
 
-    def predictor(self) -> Predictor:
-        """Return the model for inference."""
+    def predictor(self, level: int | None = None) -> Predictor:
+        """Return the model for inference; with a ``level``, for so many groups of the finest head's clusters."""
         config = self.config
+        centers_MD = self.clustering.answer_centers()
+        groups = self.clustering.groups()
+        if level is not None:
+            centers_MD, groups = self.clustering.cut(level)
         return Predictor(
             self.views,
             self.encoder,
-            self.clustering.answer_centers(),
+            centers_MD,
             config.loss.prediction_temperature,
-            groups=self.clustering.groups(),
+            groups=groups,
             front=self.front(),
         )
 

@@ -5,15 +5,20 @@ the centers are trained on these labels (Algorithm 1). The second view may be of
 as the paper's last section suggests. Inputs are pixels, or feature vectors of a frozen backbone.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from secu.base.errors import UserError
 from secu.cluster.clustering import Clustering
+from secu.cluster.tree import grow_tree
 from secu.config import Config
 from secu.data import Images, Shape
 from secu.methods.answer import choose_answer
 from secu.methods.base import Conclusion, Method
+from secu.methods.number import Choice, compare_sizes
 from secu.nets.encoder import Encoder
 from secu.nets.front import needs_front, weights_digest
 from secu.views.augment import Augmentation
@@ -108,10 +113,28 @@ class StableClustering(Method):
 
     def conclude(self, images: Images, scored: Images | None) -> Conclusion:
         """Choose the clusters that the run reports, if that is left to it."""
-        if self.config.answer == "head":
+        config = self.config
+        if config.answer == "head":
             return Conclusion()
         embeddings_ND = self.predictor().embed(images)
+        summary: dict[str, Any] = {}
+        if config.answer == "number":
+            head, choice = self._choose_number(embeddings_ND)
+            summary["number"] = choice.summary()
+            config = config.model_copy(update={"head": head})
         neighbors = self.neighbors if self.on_features else None
         neighbors = neighbors or find_neighbors(embeddings_ND, ANSWER_NEIGHBORS)
         vectors_ND = images.tensor if self.on_features else None
-        return choose_answer(self.clustering, self.config, embeddings_ND, neighbors, vectors_ND)
+        found = choose_answer(self.clustering, config, embeddings_ND, neighbors, vectors_ND)
+        return replace(found, summary=summary | found.summary)
+
+    def _choose_number(self, embeddings_ND: Tensor) -> tuple[int, Choice]:
+        """Return the head with the recommended number of clusters, and the comparison of all sizes."""
+        heads = self.config.heads
+        labels = [(embeddings_ND @ self.clustering.head(n).T).argmax(-1).cpu() for n in range(len(heads))]
+        points_ND = embeddings_ND if self.vectors is None else self.vectors
+        finest = heads.index(max(heads))
+        if len(labels[finest].unique()) > 1:
+            self.clustering.finest = grow_tree(embeddings_ND.cpu(), labels[finest], finest)
+        choice = compare_sizes(heads, labels, self.clustering.finest, points_ND, self.config.seed)
+        return heads.index(choice.recommended), choice

@@ -96,6 +96,7 @@ def _report(run: Run, results: Results) -> Report:
             config=run.config(),
             facts=_facts(run),
             warnings=warnings,
+            number=run.number_reasons(),
             losses=run.record().get("losses") or LOSSES,
         )
     )

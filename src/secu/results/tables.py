@@ -36,7 +36,7 @@ DIGITS = 6  # decimals of a number in a table
 def make_table(
     ids: Sequence[str],
     predictions: Predictions,
-    outlier: Tensor,
+    outlier: Tensor | None,
     columns: Mapping[str, Sequence[Any]],
     labels: Sequence[str] | None = None,
 ) -> Table:
@@ -48,8 +48,9 @@ def make_table(
         "second": predictions.second.tolist(),
         "second_confidence": _rounded(predictions.second_confidence),
         "cosine": _rounded(predictions.cosine),
-        "outlier": outlier.tolist(),
     }
+    if outlier is not None:
+        table["outlier"] = outlier.tolist()
     if labels is not None:
         table[LABEL] = [writable(label) for label in labels]
     for name, column in zip(_names(columns), columns.values(), strict=True):

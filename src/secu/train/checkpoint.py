@@ -1,6 +1,6 @@
 """Checkpoints, from which a run resumes exactly as if it had not stopped, and loading of trained models."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from secu.train.run import Run
 from secu.train.step import Step
 
 TREE = ("tree.linkage", "tree.leaves", "tree.head")  # in a model file, if the run has a tree of clusters
+FINEST = ("finest.linkage", "finest.leaves", "finest.head")  # likewise for that of the finest head, if it is another
 RENAMED = {"clustering.sure": "clustering.confident"}  # tensor names of version 0.1
 
 
@@ -112,9 +113,9 @@ def load_method(run: Run, device: torch.device) -> Method:
     return method_of(run.config(), run.load_model(), device, str(run.path))
 
 
-def load_predictor(run: Run, device: torch.device) -> Predictor:
-    """Return the model of a run, ready to use."""
-    return load_method(run, device).predictor()
+def load_predictor(run: Run, device: torch.device, level: int | None = None) -> Predictor:
+    """Return the model of a run, ready to use; with a ``level``, for that cut of its tree of clusters."""
+    return load_method(run, device).predictor(level)
 
 
 def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.device, name: str) -> Method:
@@ -127,8 +128,9 @@ def method_of(config: Config, tensors: Mapping[str, Tensor], device: torch.devic
 def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> None:
     """Load the tensors of a trained model into a method."""
     mine = select(method.state_dict(), method.trained_tensors)
-    tree = _tree_of(method.config, tensors, name)
-    tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE}
+    tree = _tree_of(method.config, tensors, TREE, name)
+    finest = _tree_of(method.config, tensors, FINEST, name)
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE + FINEST}
     if not any(key.startswith(prefix) for prefix in method.trained_tensors for key in tensors):
         raise UserError(f"run: {name} is not a model written by secu")
     if not _alike(mine, tensors):
@@ -138,13 +140,15 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
             tensor.copy_(tensors[key])
     if tree is not None:
         method.clustering.tree = tree
+    if finest is not None:
+        method.clustering.finest = finest
 
 
-def _tree_of(config: Config, tensors: Mapping[str, Tensor], name: str) -> Tree | None:
-    """Return the tree of clusters in a model file, if it has one."""
-    if not any(key in tensors for key in TREE):
+def _tree_of(config: Config, tensors: Mapping[str, Tensor], keys: Sequence[str], name: str) -> Tree | None:
+    """Return a tree of clusters in a model file, if it has one under these keys."""
+    if not any(key in tensors for key in keys):
         return None
-    tree = Tree(*(tensors.get(key, torch.empty(0)) for key in TREE))
+    tree = Tree(*(tensors.get(key, torch.empty(0)) for key in keys))
     if not tree.is_valid(config.heads):
         raise UserError(f"run: the tree of clusters in {name} is damaged")
     return tree
@@ -153,8 +157,9 @@ def _tree_of(config: Config, tensors: Mapping[str, Tensor], name: str) -> Tree |
 def model_tensors(method: Method) -> dict[str, Tensor]:
     """Return the tensors of the trained model, in host memory."""
     tensors = _on_host(select(method.state_dict(), method.trained_tensors))
-    tree = method.clustering.tree
-    return tensors | (dict(zip(TREE, tree, strict=True)) if tree else {})
+    for keys, tree in ((TREE, method.clustering.tree), (FINEST, method.clustering.finest)):
+        tensors |= dict(zip(keys, tree, strict=True)) if tree else {}
+    return tensors
 
 
 def select(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:

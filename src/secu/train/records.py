@@ -79,6 +79,10 @@ def read_outcome(path: Path) -> dict[str, Any]:
     warnings = outcome.get("warnings", [])
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
         raise _damaged(path, "warnings must be a list of texts")
+    number = outcome.get("number", {})
+    reasons = number.get("reasons", []) if isinstance(number, dict) else None
+    if not isinstance(reasons, list) or not all(isinstance(text, str) for text in reasons):
+        raise _damaged(path, "number must have reasons, a list of texts")
     return outcome
 
 

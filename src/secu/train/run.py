@@ -229,6 +229,11 @@ class Run:
         """Return the method's own warnings."""
         return tuple(self.outcome().get("warnings", ()))
 
+    def number_reasons(self) -> tuple[str, ...]:
+        """Return why the run has its number of clusters, in plain words; empty if the user gave that number."""
+        number = self.outcome().get("number", {})
+        return tuple(number.get("reasons", ()))
+
     @property
     def finished(self) -> bool:
         """Whether training is complete."""

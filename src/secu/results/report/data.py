@@ -24,6 +24,7 @@ class ReportData:
         config: The settings of the run.
         facts: How the run was made (device, engine, versions, ...), shown as given.
         warnings: Problems of the run, with suggested fixes.
+        number: Why the run has its number of clusters; empty if the user gave it.
     """
 
     title: str
@@ -32,6 +33,7 @@ class ReportData:
     config: Config
     facts: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    number: Sequence[str] = ()
     losses: Sequence[str] = LOSSES
 
     @cached_property

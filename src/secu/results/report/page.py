@@ -98,6 +98,7 @@ def overview(data: ReportData) -> dict[str, Any]:
         "title": text_of(data.title),
         "summary": summarize(data.results),
         "warnings": [text_of(warning) for warning in data.warnings[:MOST_WARNINGS]],
+        "number": [text_of(reason) for reason in data.number[:MOST_WARNINGS]],
         "facts": {text_of(key): text_of(value) for key, value in data.facts.items()},
         "settings": settings(data.config),
         "config": shorten(escape_text(config), LONGEST_CONFIG),
