@@ -95,7 +95,8 @@ def _ignore_signals() -> None:
 
 
 def _report_interruption(received: list[int]) -> None:
-    _ignore_signals()
+    if received:
+        _ignore_signals()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     if not processes.is_main() or processes.failed_elsewhere():
@@ -109,7 +110,8 @@ def _report_interruption(received: list[int]) -> None:
 
 def _fail(error: Exception) -> NoReturn:
     """Print an error as one line and exit."""
-    _ignore_signals()
+    if processes.world() > 1:
+        _ignore_signals()
     if options.debug:
         raise error
     code = 2
