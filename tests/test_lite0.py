@@ -286,6 +286,7 @@ def test_fit_trains_it_further_and_predicts(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), np.uint8)
     settings = {"encoder.backbone": "lite0", "data.image_size": 32, "optim.batch_size": 6, "heads": [2]}
     model = SeCu(2, epochs=1, settings=settings, device="cpu", out=tmp_path / "run").fit(pixels)
-    assert "trained on 1.28 million photos of ImageNet with the labels" in (tmp_path / "run" / "report.html").read_text()
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "trained on 1.28 million photos of ImageNet with the labels" in report
     assert model.config_.data.mean == LITE0.mean
     np.testing.assert_array_equal(model.predict(pixels), model.labels_)

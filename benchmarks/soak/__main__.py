@@ -24,6 +24,7 @@ from soak.cases import (
     broken_after_stop,
     different_in_the_end,
     inconsistent,
+    is_complete,
     make_references,
     runs_in,
     spelled_out,
@@ -95,7 +96,11 @@ class Soak:
         ended = start(spelled_out(case.command, self.references), folder, limits).wait()
         kind = "small memory" if limits.memory is not None else "full disk"
         self.ends["managed" if ended.code == 0 else "starved"] += 1
-        self.note(f"{kind}, {case.name}", self._after(case, folder, ended, ended.explained(0, 2)))
+        explained = ended.explained(0, 2)
+        if limits.memory is not None and ended.by_library():
+            self.ends["ended by a native library without memory"] += 1
+            explained = True
+        self.note(f"{kind}, {case.name}", self._after(case, folder, ended, explained))
         shutil.rmtree(folder)
 
     def _after(self, case: Case, folder: Path, ended: Ended, explained: bool) -> str:
@@ -103,7 +108,7 @@ class Soak:
             return f"unexplained: code {ended.code}, {ended.errors[-300:]!r}"
         if problem := broken_after_stop(case, self.references, folder):
             return problem
-        if ended.code != 0:
+        if ended.code != 0 and not is_complete(case, folder):
             again = run(spelled_out(case.second_try(folder), self.references), folder)
             if not again.explained(0):
                 return f"lost: the second try ends with {again.code}, {again.errors[-300:]!r}"

@@ -154,6 +154,11 @@ def broken_after_stop(case: Case, references: Path, folder: Path) -> str:
     return ""
 
 
+def is_complete(case: Case, folder: Path) -> bool:
+    """Return whether the first try was stopped after its work was done, and a second one would refuse to repeat it."""
+    return case.name == "sort" and (folder / case.result).exists()
+
+
 def runs_in(result: Path) -> Iterator[Path]:
     """Yield the runs in a folder."""
     for config in (result / "config.yaml", *sorted(result.glob("seed-*/config.yaml"))):

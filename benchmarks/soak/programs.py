@@ -65,6 +65,12 @@ class Ended:
             return "Traceback" not in self.errors
         return len(lines) == 1 and lines[0].startswith("secu: ")
 
+    def by_library(self) -> bool:
+        """Return whether a native library ended the program because memory ran out, which Python cannot prevent."""
+        return (
+            self.code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS) or "OpenBLAS error: Memory" in self.errors
+        )
+
 
 def import_everything() -> None:
     """Import what the commands import, so that a child starts in milliseconds."""
