@@ -120,3 +120,29 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path, number, times, code):
     run = Run.open(path)
     assert run.load_state()["epochs_done"] == run.record()["epochs_done"] >= 1
     assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith(".")) == [LOCK]
+
+
+UNRAISABLE = """
+import os, signal, sys
+from secu.cli import main, own
+
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):  # the handler runs between two of these
+            pass
+
+def late():
+    Late()
+    print("done")
+
+own.app.command("late")(late)
+sys.argv = ["secu", "late"]
+main()
+"""
+
+
+def test_a_signal_in_a_destructor_is_silent():
+    """Python ignores exceptions there, and would print a traceback."""
+    done = subprocess.run([sys.executable, "-c", UNRAISABLE], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("done\n", "")

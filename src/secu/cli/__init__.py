@@ -46,6 +46,8 @@ def main() -> NoReturn:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     options.debug = False
     received = _watch_signals()
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _report_unraisable
     code: object = 0
     try:
         if processes.launched():
@@ -87,6 +89,12 @@ def _watch_signals() -> list[int]:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, interrupt)
     return received
+
+
+def _report_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Stay silent if a signal arrived in a destructor, where Python ignores exceptions and goes on."""
+    if not isinstance(unraisable.exc_value, Interrupted):
+        sys.__unraisablehook__(unraisable)
 
 
 def _ignore_signals() -> None:
