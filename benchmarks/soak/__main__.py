@@ -32,6 +32,7 @@ from soak.cases import (
 from soak.programs import Ended, Limits, import_everything, run, start
 from soak.ranks import kill_ranks
 
+TRIES = 20  # commands that may end before the signal
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGABRT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGSEGV)
 CASE = {case.name: case for case in CASES}
@@ -73,21 +74,36 @@ class Soak:
             self.problems.append(f"{kind}: {problem}")
 
     def stop(self, case: Case, number: int) -> None:
-        """Stop a command by a signal at a random moment, then try again."""
+        """Stop a command by a signal at a random moment, then try again.
+
+        A command that ended before the signal is checked but does not count: another one is started.
+        """
+        for _ in range(TRIES):
+            if self._stop(case, number):
+                return
+
+    def _stop(self, case: Case, number: int) -> bool:
+        """Return whether the signal arrived in time."""
         folder = self.folder()
         case.prepare(self.references, folder)
         child = start(spelled_out(case.command, self.references), folder)
-        time.sleep(self.random.uniform(0, 1.1 * self.seconds[case.name]))
+        time.sleep(self.random.uniform(0, self.seconds[case.name]))
         child.signal(number)
         if number in CODES and self.random.random() < 0.5:  # an impatient second signal
             time.sleep(self.random.uniform(0, 0.05))
             child.signal(number)
         ended = child.wait()
         kind = "kill -9" if number == signal.SIGKILL else signal.Signals(number).name
-        self.ends["finished before" if ended.code == 0 else "stopped"] += 1
+        in_time = ended.code != 0
+        self.ends["stopped" if in_time else "finished before"] += 1
+        if not in_time:
+            self.seconds[case.name] = min(ended.seconds, self.seconds[case.name])  # less else uses the machine now
         explained = ended.explained(0, -number, CODES.get(number, 0))
-        self.note(f"{kind}, {case.name}", self._after(case, folder, ended, explained))
+        problem = self._after(case, folder, ended, explained)
+        if in_time or problem:
+            self.note(f"{kind}, {case.name}", problem)
         shutil.rmtree(folder)
+        return in_time
 
     def starve(self, case: Case, limits: Limits) -> None:
         """Run a command with too little memory or disk, then try again without the limit."""
