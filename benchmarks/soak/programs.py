@@ -74,6 +74,7 @@ class Ended:
 
 def import_everything() -> None:
     """Import what the commands import, so that a child starts in milliseconds."""
+    import onnxscript
     import PIL.PngImagePlugin
     import pyarrow.parquet
     import sklearn.manifold
@@ -81,6 +82,7 @@ def import_everything() -> None:
 
     import secu.apps.demo
     import secu.apps.embed
+    import secu.apps.export
     import secu.apps.fit
     import secu.apps.predict
     import secu.apps.recipe
@@ -89,6 +91,7 @@ def import_everything() -> None:
     import secu.cli
     import secu.results.results  # noqa: F401
 
+    assert onnxscript
     assert PIL.PngImagePlugin
     assert pyarrow.parquet
     assert sklearn.manifold
