@@ -148,7 +148,7 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
-    names = ("plain", "hostile", "many", "mixed", "large", "long")
+    names = ("plain", "hostile", "many", "mixed", "worded", "large", "long")
     paths = {name: folder / f"{name}.html" for name in names}
     write_page(paths["plain"], make_data(240, 5))
     nasty = {"title": HOSTILE[0], "class_names": HOSTILE[:4], "warnings": HOSTILE[:2]}
@@ -158,6 +158,8 @@ def reports(tmp_path_factory):
     targets = torch.arange(800) // 40
     rising = (place < 2 * targets + 1).long()  # the share of cluster 0 rises from label to label
     write_page(paths["mixed"], make_data(800, 2, targets=targets, class_names=(), cluster=rising))
+    words = ("cats", "dogs", "birds")
+    write_page(paths["worded"], make_data(90, 3, ids=[f"{words[i % 3]}/{i}.png" for i in range(90)]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_page, "NAMES", 1000)
         write_page(paths["large"], make_large())
@@ -230,6 +232,17 @@ def test_a_cluster_is_named_and_the_name_goes_everywhere_and_survives_a_reload(p
     page.click("#undo")
     assert page.find("#name-2").get_attribute("value") == ""
     assert not page.find("#undo").is_enabled()
+
+
+def test_a_suggested_name_is_taken_by_a_click_and_found_by_search(page, reports):
+    assert "Suggested name" not in page.find("#cards").text  # all of its images have the same words
+    page.open(reports["worded"])
+    assert [page.find(f"#card-{cluster} .labels button").text for cluster in range(3)] == ["cats", "dogs", "birds"]
+    page.click("#card-1 .labels button")
+    assert page.find("#name-1").get_attribute("value") == "dogs"
+    page.wait(lambda: "dogs (cluster 1)" in page.find("#map-cluster").text)
+    page.find("#search").send_keys("birds")
+    page.wait(lambda: page.all("#card-2") and not page.all("#card-0"))
 
 
 def test_two_clusters_are_merged_separated_and_merged_back_by_undo(page):

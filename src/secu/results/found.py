@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from secu.cluster.metrics import Scores
 from secu.data import Images
 from secu.methods.predictor import Predictions
+from secu.results.words import suggest_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,11 @@ class Results:
     def ids(self) -> Sequence[str]:
         """The id of each image: its path, or its index in the data set."""
         return self.images.ids
+
+    @cached_property
+    def suggestions(self) -> list[list[str]]:
+        """Words that set each cluster apart, from file names, folders and the columns of the source; may be empty."""
+        return suggest_names(self.ids, self.images.columns, self.predictions.cluster.cpu().numpy(), len(self.centers))
 
     @property
     def labels(self) -> list[str] | None:

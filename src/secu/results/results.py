@@ -27,6 +27,7 @@ from secu.train.run import Run
 
 __all__ = ["Results", "find_results", "write_report", "write_results"]
 
+CLUSTER_COLUMNS = ("cluster", "size", "cohesion", "outlier_below", "suggested_name")
 ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
 
 
@@ -127,7 +128,7 @@ def _write_tables(run: Run, results: Results) -> None:
     table = make_table(results.ids, results.predictions, results.outlier, results.images.columns, results.labels)
     for kind in ("csv", "parquet"):
         write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, table=table))
-    run.write_csv("clusters.csv", ("cluster", "size", "cohesion", "outlier_below"), _cluster_rows(results))
+    run.write_csv("clusters.csv", CLUSTER_COLUMNS, _cluster_rows(results))
     skipped = [*results.images.skipped, *results.images.repeated]
     rows = [(disarm(escape(name)), disarm(escape_text(reason))) for name, reason in skipped]
     run.write_csv("skipped.csv", ("id", "reason"), rows)
@@ -138,10 +139,10 @@ def _write_table(path: Path, *, kind: str, table: Table) -> None:
         writer.write(table)
 
 
-def _cluster_rows(results: Results) -> list[tuple[int, int, str, str]]:
+def _cluster_rows(results: Results) -> list[tuple[int, int, str, str, str]]:
     rows = []
     for cluster, limit in enumerate(results.limits.tolist()):
         cosines = results.predictions.cosine[results.predictions.cluster == cluster]
         cohesion = float(cosines.mean()) if len(cosines) else 0.0
-        rows.append((cluster, len(cosines), f"{cohesion:.6f}", f"{limit:.6f}"))
+        rows.append((cluster, len(cosines), f"{cohesion:.6f}", f"{limit:.6f}", " ".join(results.suggestions[cluster])))
     return rows

@@ -38,7 +38,8 @@ function holders(word) {
 }
 
 function matches(cluster, words) {
-  const names = parts(cluster).flatMap(part => [`cluster ${part}`, ...clusters[part].classes.map(([name]) => name)]);
+  const namesOf = part => [`cluster ${part}`, ...clusters[part].words, ...clusters[part].classes.map(([name]) => name)];
+  const names = parts(cluster).flatMap(namesOf);
   const text = [nameOf(cluster), ...names].join("\n").toLowerCase();
   return words.every(([word, held]) => text.includes(word) || parts(cluster).some(part => held.has(part)));
 }
@@ -107,6 +108,7 @@ function card(cluster) {
       h("h3", {}, h("span", { class: `swatch hue-${cluster % HUES}`, "aria-hidden": "true" }), `Cluster ${cluster}`),
       nameInput(cluster)),
     meters(cluster),
+    suggestionOf(cluster),
     labelsOf(cluster),
     parts(cluster).slice(1).map(part => h("p", { class: "part" }, `Includes cluster ${part} `,
       press("Separate", () => separate(part), { class: "link", "aria-label": `Separate cluster ${part}` }))),
@@ -125,6 +127,15 @@ function nameInput(cluster) {
     onchange: event => rename(cluster, event.target.value),
     onkeydown: event => { if (event.key === "Enter") rename(cluster, event.target.value); },
   });
+}
+
+/** Return the words that set a cluster apart, which a click takes as its name. */
+function suggestionOf(cluster) {
+  const words = [...new Set(parts(cluster).flatMap(part => clusters[part].words))].slice(0, 3).join(" ");
+  if (!words) return null;
+  const help = "Words in file names, folders or columns that are frequent in this cluster and rare in others";
+  return h("p", { class: "labels" }, h("span", { class: "muted", title: help }, "Suggested name: "),
+    press(words, () => rename(cluster, words), { class: "link", "aria-label": `Name cluster ${cluster} ${words}` }));
 }
 
 function meters(cluster) {

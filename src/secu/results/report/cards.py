@@ -32,6 +32,7 @@ def cluster_cards(results: Results) -> list[dict[str, Any]]:
             "cohesion": mean_of(cosine, index),
             "confidence": mean_of(confidence, index),
             "outliers": int(outlier[index].sum()),
+            "words": results.suggestions[cluster],
             "classes": main_classes(results, index, names),
             "similar": similar[cluster],
             **pictures[cluster],
