@@ -612,3 +612,18 @@ def test_times_are_read(text, seconds):
 def test_other_times_are_refused(text):
     with pytest.raises(UserError, match="must be a positive number, optionally followed by s, m or h, for example 9m"):
         cli.parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("can't start new thread"), True),  # no memory for its stack
+        (RuntimeError("could not create a primitive"), True),
+        (OSError(12, "can't allocate memory"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("can't start new thread"), False),
+    ],
+)
+def test_errors_without_memory_are_recognized(error, expected):
+    assert cli._is_out_of_memory(error) is expected

@@ -77,3 +77,13 @@ def test_a_folder_is_what_exists_or_ends_with_a_slash(output, expected, tmp_path
     assert is_folder(output) == expected
     (tmp_path / "out").mkdir()
     assert is_folder("out")
+
+
+def test_a_process_killed_before_anything_was_written_does_not_block_the_folder(
+    tiny_fit, tiny_pictures, tmp_path, small_parts
+):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".predictions.json.0123abcd.tmp").write_text("{")
+    predict_parts(tiny_fit, open_source(str(tiny_pictures)), tmp_path / "out", "cpu")
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet", "predictions.json"]

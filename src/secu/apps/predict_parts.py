@@ -11,7 +11,7 @@ from typing import Any
 from secu.apps.predict import Stream
 from secu.base import processes
 from secu.base.errors import UserError
-from secu.base.files import read_json, write_atomically, write_json
+from secu.base.files import is_temporary, read_json, write_atomically, write_json
 from secu.base.names import printable
 from secu.data import Skipped, Source
 from secu.data.broken import IN_A_ROW
@@ -82,7 +82,8 @@ def _open_folder(run: Run, source: Source, folder: Path, level: int | None) -> N
     }
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        if folder.is_dir() and any(folder.iterdir()):
+        # A process that was killed here leaves a temporary file, which write_json removes.
+        if folder.is_dir() and not all(is_temporary(path.name) for path in folder.iterdir()):
             raise UserError(f"output: {folder} holds other files; choose a new folder")
         folder.mkdir(exist_ok=True)
         write_json(manifest, facts)

@@ -25,6 +25,7 @@ __all__ = ["app", "experiments", "main", "own", "parse_time", "trees"]
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters
 ONEDNN = "could not create a primitive"  # how oneDNN reports that memory ran out
+NO_STACK = "can't start new thread"  # how Python reports it for the stack of a thread
 # Windows has no SIGHUP.
 STOPPING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 RESUMED_BY = {
@@ -151,7 +152,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out, in the host's memory or in the device's; torch has no exception for the former."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    texts = ("can't allocate memory", "Unable to allocate", "std::bad_alloc", "malloc of size", "out of memory", ONEDNN)
+    allocators = ("can't allocate memory", "Unable to allocate", "std::bad_alloc", "malloc of size", "out of memory")
+    texts = (*allocators, ONEDNN, NO_STACK)
     return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in texts)
 
 
