@@ -145,3 +145,34 @@ def test_an_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="has no model yet"):
         export_onnx(run, tmp_path / "m.onnx")
     assert tree(tmp_path) == ["run", "run/config.yaml"]
+
+
+class Branching(torch.nn.Module):
+    """Decides by its input, which a graph cannot; or runs out of memory."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.predictor = predictor
+
+    def forward(self, images):
+        return (images, images) if images.sum() > 0 else (-images, images)
+
+
+class Starved(Branching):
+    def forward(self, images):
+        raise MemoryError
+
+
+def test_what_cannot_be_converted_is_reported_in_one_line(tiny_fit, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr("secu.apps.export.Exported", Branching)
+    with pytest.raises(UserError, match=r"^export: torch \S+ cannot convert this model, or has too little memory \(\w"):
+        export_onnx(tiny_fit, tmp_path / "model.onnx")
+    assert tree(tmp_path) == []
+
+
+def test_an_export_without_memory_says_so(tiny_fit, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr("secu.apps.export.Exported", Starved)
+    with pytest.raises(MemoryError):
+        export_onnx(tiny_fit, tmp_path / "model.onnx")

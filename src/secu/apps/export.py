@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from secu.base.errors import UserError
 from secu.base.files import write_atomically
+from secu.data.text import one_line
 from secu.methods.predictor import Predictor
 from secu.train.checkpoint import load_predictor
 from secu.train.run import Run
@@ -45,18 +46,31 @@ def export_onnx(run: Run, path: Path) -> None:
     example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8) if on_images else torch.rand(2, *shape)
     name = "images" if on_images else "features"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
-        program = torch.onnx.export(
-            module,
-            (example,),
-            input_names=[name],
-            output_names=["cluster", "confidence"],
-            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
+            program = torch.onnx.export(
+                module,
+                (example,),
+                input_names=[name],
+                output_names=["cluster", "confidence"],
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # any: a model of the hub may do what a graph cannot, or memory runs out somewhere
+        raise _explained(error) from error
     assert program is not None
     how = "shorter side scaled to the size with an antialiased bilinear filter, then center-cropped"
     pixels = f"uint8 {'gray' if shape[0] == 1 else 'RGB'} 0 to 255; {how}"
     program.model.metadata_props["preprocessing"] = pixels if on_images else "none: feature vectors as in training"
     write_atomically(path, lambda temporary: program.save(temporary, external_data=False))
+
+
+def _explained(error: BaseException) -> Exception:
+    """Return the first cause of the exporter's error in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, MemoryError):
+        return error
+    cause = f"{type(error).__name__}: {one_line(error)}"
+    return UserError(f"export: torch {torch.__version__} cannot convert this model, or has too little memory ({cause})")
