@@ -2,10 +2,13 @@
 
     python benchmarks/step.py                                  # recipe cifar10 on this machine's best device
     python benchmarks/step.py --recipe imagenet --images 4096  # ResNet-50, batches of 1,024, heads of up to 10,000
+    python benchmarks/step.py --features 768 --clusters 1000 --images 1280000   # what secu fit does with feature vectors
+    torchrun --nproc-per-node 1 benchmarks/step.py             # with the collectives of several processes
     python benchmarks/step.py --images 64 --device cpu encoder.backbone=small heads=[4] optim.batch_size=16
 
 Images are random uint8 in the shape of the recipe's; the cost of a step does not depend on their content. They are kept
-on the device, and crops are taken there, even if the recipe takes them from files.
+on the device, and crops are taken there, even if the recipe takes them from files. Feature vectors are random points
+around as many centers as there are clusters.
 """
 
 import time
@@ -15,6 +18,7 @@ START = time.monotonic()
 import argparse
 import gc
 import json
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +26,16 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from secu.apps.feature_plan import Facts
+from secu.apps.plan import make_plan
+from secu.base import processes
 from secu.config import Config
 from secu.data import Images, shape_of
 from secu.methods import build_method
-from secu.settings import load_config
+from secu.settings import load_config, parse_overrides
 from secu.train.device import choose_device
 from secu.train.engine import Engine, choose_engine, load_compiler
+from secu.train.feed import ResidentFeed
 from secu.train.step import Step
 
 REPEATS = 20
@@ -37,28 +45,32 @@ COUNTED = 8  # images whose arithmetic is counted, which is proportional to thei
 def main() -> None:
     """Train a few epochs, time the parts, and print."""
     arguments = parse()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        processes.start()
     device = choose_device(arguments.device)
-    config = load_config(arguments.recipe, ["augment.crop_from=square", *arguments.overrides])
+    config, images = planned(arguments, device) if arguments.features else recipe(arguments)
     engine = choose_engine(config.engine, device)
     load_compiler(engine)
-    some = torch.randint(0, 256, (min(arguments.images, 1000), *shape_of(config.data)), dtype=torch.uint8)
-    images = Images(some[torch.arange(arguments.images) % len(some)])
     steps = [make_step(config, images, device, engine) for _ in range(arguments.beside + 1)]
+    prepared = time.monotonic() - START
     first, seconds = time_epochs(steps, engine, arguments.epochs, device)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     release(device)
     parts = time_parts(steps[0], device)
     epoch = statistics.median(seconds[1:]) / len(steps)
-    floor = len(images) * arithmetic(steps[0], device) / matrix_rate(device)
+    floor = 0 if arguments.features else len(images) * arithmetic(steps[0], device) / matrix_rate(device)
     step_seconds = epoch / len(steps[0].sizes)
     report = {
-        "recipe": arguments.recipe,
+        "recipe": f"{arguments.features} features" if arguments.features else arguments.recipe,
         "overrides": arguments.overrides,
+        "heads": config.heads,
+        "processes": processes.world() if processes.grouped() else 0,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "engine": engine,
         "trainings_side_by_side": len(steps),
         "images": len(images),
+        "prepare_seconds": round(prepared, 2),
         "start_to_first_step_seconds": round(first, 2),
         "first_epoch_seconds": round(seconds[0], 3),
         "epoch_seconds": round(epoch, 4),
@@ -70,10 +82,32 @@ def main() -> None:
         "gpu_memory_gb": round(memory / 1e9, 3),
         "part_milliseconds": {name: round(1000 * value, 3) for name, value in parts.items()},
     }
-    for name, value in report.items():
-        print(f"{name:>28}  {value}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    if processes.is_main():
+        for name, value in report.items():
+            print(f"{name:>28}  {value}")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    if processes.grouped():
+        processes.barrier()
+        os._exit(0)  # as secu does: threads of a process group may abort while Python ends
+
+
+def recipe(arguments: argparse.Namespace) -> tuple[Config, Images]:
+    """Return the config of a recipe, and random images."""
+    config = load_config(arguments.recipe, ["augment.crop_from=square", *arguments.overrides])
+    some = torch.randint(0, 256, (min(arguments.images, 1000), *shape_of(config.data)), dtype=torch.uint8)
+    return config, Images(some[torch.arange(arguments.images) % len(some)])
+
+
+def planned(arguments: argparse.Namespace, device: torch.device) -> tuple[Config, Images]:
+    """Return the config that the rules choose for feature vectors, and random ones."""
+    facts = Facts(arguments.images, 0, 1, device.type, features=arguments.features)
+    config = make_plan(facts, arguments.clusters, None, parse_overrides(arguments.overrides)).config
+    centers_KD = torch.randn(arguments.clusters, arguments.features)
+    vectors_ND = torch.empty(arguments.images, arguments.features, dtype=torch.float16)
+    for part in vectors_ND.split(2**16):
+        part.copy_(centers_KD[torch.randint(len(centers_KD), (len(part),))] + 2 * torch.randn(part.shape))
+    return config, Images(vectors_ND)
 
 
 def time_epochs(steps: Sequence[Step], engine: str, epochs: int, device: torch.device) -> tuple[float, list[float]]:
@@ -98,7 +132,10 @@ def make_step(config: Config, images: Images, device: torch.device, engine: str)
     """Return the step of an untrained method, with torch set as it is for a run."""
     torch.backends.cudnn.benchmark = True
     method = build_method(config, len(images), images.shape, device)
-    return Step(method, images, device, compiled=engine != "eager")
+    method.prepare(images, None, resumed=False)
+    inputs = method.inputs()
+    feed = None if inputs is None else ResidentFeed(inputs)
+    return Step(method, images, device, compiled=engine != "eager", feed=feed)
 
 
 def parse() -> argparse.Namespace:
@@ -107,6 +144,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="key=value settings")
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--features", type=int, default=0, help="length of feature vectors, instead of a recipe")
+    parser.add_argument("--clusters", type=int, default=1000, help="of feature vectors")
     parser.add_argument("--epochs", type=int, default=4, help="timed epochs, after one that warms up")
     parser.add_argument("--beside", type=int, default=0, help="other runs in the same captured step")
     parser.add_argument("--device", default="auto")

@@ -1,7 +1,7 @@
 """What processes exchange about a batch that they share: labels, statistics and sums.
 
 A batch is divided into contiguous parts, one for each process; a batch of fewer images than processes is computed as a
-whole by all of them. Outside of ``shared_batch``, and with a single process, every function returns its input, and no
+whole by all of them. Outside of ``shared_batch``, and without a process group, every function returns its input, and no
 collective operation takes place. Shapes: B images of this process's part, G of the whole batch, W processes.
 """
 
@@ -57,7 +57,8 @@ def part_of(total: int) -> slice:
 def _bounds(total: int) -> list[int]:
     """Return where the parts of a batch begin and end; empty if it is not divided."""
     count = processes.world()
-    return [rank * total // count for rank in range(count + 1)] if 1 < count <= total else []
+    divided = processes.grouped() and count <= total
+    return [rank * total // count for rank in range(count + 1)] if divided else []
 
 
 @contextmanager

@@ -22,6 +22,7 @@ class _Group:
 
     rank = 0
     world = 1
+    exists = False
 
 
 def rank() -> int:
@@ -32,6 +33,11 @@ def rank() -> int:
 def world() -> int:
     """Return the number of processes."""
     return _Group.world
+
+
+def grouped() -> bool:
+    """Return whether there is a process group, even if it has a single member, as in benchmarks/step.py."""
+    return _Group.exists
 
 
 def is_main() -> bool:
@@ -86,6 +92,7 @@ def start() -> None:
     distributed.init_process_group(backend, store=store, rank=number, world_size=world, timeout=LONGEST_WAIT)
     _Group.rank = number
     _Group.world = world
+    _Group.exists = True
 
 
 def barrier() -> None:

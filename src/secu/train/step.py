@@ -64,7 +64,7 @@ class Step:
             self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr, heads
         )
         weights = [*encoder_weights, *center_weights]
-        self.gradients = GradientSum(weights) if processes.world() > 1 else None
+        self.gradients = GradientSum(weights) if processes.grouped() else None
         self.generator = torch.Generator(device)
         method.generator = self.generator
         inputs = 2 if self.config.neighbors.count else 1  # of an image and its partner
