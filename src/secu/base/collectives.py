@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +26,11 @@ class Batch:
         total: Number of images of the whole batch, G.
         own: The part of this process.
         sizes: Number of images of each process's part; empty if every process computes the whole batch.
-        shares: These numbers as shares of the batch, on the device (W,).
     """
 
     total: int
     own: slice
     sizes: tuple[int, ...] = ()
-    shares: Tensor | None = None
 
     @property
     def share(self) -> float:
@@ -43,9 +42,6 @@ class _Current:
     """The divided batch that is being computed; None if there is none."""
 
     batch: Batch | None = None
-
-
-_known: dict[tuple[int, int, torch.device], Batch] = {}
 
 
 def part_of(total: int) -> slice:
@@ -62,14 +58,9 @@ def _bounds(total: int) -> list[int]:
 
 
 @contextmanager
-def shared_batch(total: int, device: torch.device) -> Iterator[Batch]:
+def shared_batch(total: int) -> Iterator[Batch]:
     """Compute a batch together with the other processes inside a with-block."""
-    key = (processes.world(), total, device)
-    if key not in _known:  # tensors are made once: a captured graph cannot copy them from the host
-        sizes = tuple(end - begin for begin, end in pairwise(_bounds(total)))
-        shares = torch.tensor([size / total for size in sizes], device=device) if sizes else None
-        _known[key] = Batch(total, part_of(total), sizes, shares)
-    batch = _known[key]
+    batch = Batch(total, part_of(total), tuple(end - begin for begin, end in pairwise(_bounds(total))))
     _Current.batch = batch if batch.sizes else None
     try:
         yield batch
@@ -124,34 +115,29 @@ def add_up(values: Tensor) -> Tensor:
     return total
 
 
-def moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over the whole batch, given those over this process's part; differentiable.
-
-    Combining deviations from the means avoids the cancellation in a difference of two sums.
-    """
-    batch = _Current.batch
-    if batch is None or batch.shares is None:
-        return mean, variance
-    gathered: Tensor = _GatherStatistics.apply(torch.stack([mean, variance]))  # type: ignore[no-untyped-call]
-    means_W, variances_W = gathered.unbind(1)
-    shares_W = batch.shares.view(-1, *(1,) * mean.ndim)
-    total_mean = (shares_W * means_W).sum(0)
-    total_variance = (shares_W * (variances_W + (means_W - total_mean).square())).sum(0)
-    return total_mean, total_variance
+def mean_over_batch(*means: Tensor) -> tuple[Tensor, ...]:
+    """Return the means over the whole batch, given those over this process's part; differentiable."""
+    if _Current.batch is None:
+        return means
+    total: Tensor = _WeightedSum.apply(torch.stack(means), _Current.batch.share)  # type: ignore[no-untyped-call]
+    return total.unbind()
 
 
-class _GatherStatistics(torch.autograd.Function):
-    """Collects a tensor of every process (W, …); the gradient of each goes back to where it came from."""
+class _WeightedSum(torch.autograd.Function):
+    """Adds up the values of all processes, each times the weight of its part."""
 
     @staticmethod
-    def forward(ctx: object, values: Tensor) -> Tensor:
-        return _gather(values)
+    def forward(ctx: Any, values: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        total = values * weight
+        distributed.all_reduce(total)
+        return total
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         total = gradient.contiguous().clone()
         distributed.all_reduce(total)
-        return total[processes.rank()]
+        return total * ctx.weight, None
 
 
 def _gather(values: Tensor) -> Tensor:

@@ -32,9 +32,7 @@ class ViewNorm(nn.Module):
         """Normalize; in training, normalize each view separately and update the running statistics with each."""
         if not self.training:
             return self._library(x)
-        if collectives.divided():
-            return self._synchronized(x)
-        if torch.compiler.is_compiling():
+        if collectives.divided() or torch.compiler.is_compiling():
             return self._fused(x)
         return torch.cat([self._library(view) for view in x.chunk(self.views)])
 
@@ -46,27 +44,18 @@ class ViewNorm(nn.Module):
     def _fused(self, x: Tensor) -> Tensor:
         """Normalize all views at once, in the form that compiles to the fewest passes over the data.
 
-        The forward pass is two sums and one multiply-add, and so is its derivative.
+        The forward pass is two sums and one multiply-add, and so is its derivative. Processes that share the batch add
+        up their sums.
         """
         views = x.unflatten(0, (self.views, -1)).float()
         others = (1, *range(3, views.ndim))  # all but view and channel
-        mean = views.mean(others, keepdim=True)
-        variance = (views.square().mean(others, keepdim=True) - mean.square()).clamp(min=0)
+        mean, square = collectives.mean_over_batch(
+            views.mean(others, keepdim=True), views.square().mean(others, keepdim=True)
+        )
+        variance = (square - mean.square()).clamp(min=0)
         shape = mean.shape[1:]
         scale = torch.rsqrt(variance + self.eps) * self.weight.view(shape)
         y: Tensor = views * scale + (self.bias.view(shape) - mean * scale)
-        self._update(mean, variance, views[0, :, 0].numel())
-        return y.to(x.dtype).flatten(0, 1)
-
-    def _synchronized(self, x: Tensor) -> Tensor:
-        """Normalize all views at once by the statistics of all processes."""
-        views = x.unflatten(0, (self.views, -1)).float()
-        others = (1, *range(3, views.ndim))
-        own_variance, own_mean = torch.var_mean(views, others, correction=0, keepdim=True)
-        mean, variance = collectives.moments(own_mean, own_variance)
-        shape = mean.shape[1:]
-        scale = torch.rsqrt(variance + self.eps) * self.weight.view(shape)
-        y: Tensor = (views - mean) * scale + self.bias.view(shape)
         self._update(mean, variance, collectives.scaled_up(views[0, :, 0].numel()))
         return y.to(x.dtype).flatten(0, 1)
 

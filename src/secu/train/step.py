@@ -171,7 +171,7 @@ class Step:
     def run(self, size: int) -> None:
         """Run one step on the next ``size`` images, of which every process computes a part."""
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
-        with collectives.shared_batch(size, self.order.device) as batch:
+        with collectives.shared_batch(size) as batch:
             places = self.images_done + self.places[batch.own]
             index_B = self.order.index_select(0, places)
             # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
