@@ -233,7 +233,7 @@ def test_small_last_batch_has_a_graph_of_its_own(blobs, monkeypatch, tmp_path):
     runner = Engine([step], "graph")
     losses = [runner.epoch(number)[0] for number in range(6, 9)][-1]
     assert runner.replays is not None
-    assert set(runner.replays.graphs) == {16, 9}
+    assert set(runner.replays.graphs) == {(16, False), (9, False)}
     assert losses == pytest.approx(expected[0], rel=1e-3)
     assert torch.equal(step.method.clustering.labels[:, 0].cpu(), expected[2][:, 0])
 
