@@ -70,12 +70,11 @@ def trained(
     *,
     test: Images | None = None,
     time_limit: float = math.inf,
-    force: bool = False,
     **options: Any,
 ) -> Session:
     """Train in a folder and return the session."""
     session = open_session(path, config, images, **options)
-    session.begin(force=force)
+    session.begin()
     train([session], Clock(time_limit), test)
     return session
 

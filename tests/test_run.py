@@ -122,7 +122,7 @@ def test_model_without_a_checkpoint_is_not_trained_over(tmp_path):
     run = new_run(tmp_path / "run", CONFIG)
     write_json(run.path / "run.json", {"finished": True})
     with pytest.raises(UserError, match=r"run: .*run has no checkpoint \(state.safetensors\) to resume from"):
-        Run.start(run.path, CONFIG, resume=True, force=False)
+        Run.check_start(run.path, CONFIG, resume=True, force=False)
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json"]
 
 
@@ -131,8 +131,9 @@ def test_model_without_a_checkpoint_is_not_trained_over(tmp_path):
 
 def test_run_starts_in_an_empty_folder_whether_it_is_resumed_or_not(tmp_path):
     for resume in (False, True):
-        assert Run.start(tmp_path / str(resume), CONFIG, resume=resume, force=False).config() == CONFIG
+        Run.check_start(tmp_path, CONFIG, resume=resume, force=False)
     assert Run.to_resume(tmp_path / "nowhere") is None
+    assert Run.create(tmp_path, CONFIG).config() == CONFIG
 
 
 def test_resume_and_force_contradict_each_other(tmp_path):
@@ -153,10 +154,10 @@ def test_resume_and_force_contradict_each_other(tmp_path):
 def test_run_is_resumed_with_the_same_settings_only(tmp_path, override, message):
     run = new_run(tmp_path / "run", with_shape(CONFIG, (1, 8, 8)))
     save(run)
-    assert Run.start(run.path, with_shape(CONFIG, (1, 8, 8)), resume=True, force=False).path == run.path
+    Run.check_start(run.path, with_shape(CONFIG, (1, 8, 8)), resume=True, force=False)
     other = with_shape(load_config("digits", ["heads=[3]", "optim.epochs=2", override]), (1, 8, 8))
     with pytest.raises(UserError, match=f"resume: .*run {message}"):
-        Run.start(run.path, other, resume=True, force=False)
+        Run.check_start(run.path, other, resume=True, force=False)
 
 
 def test_description_and_stated_shape_are_no_other_settings(tmp_path):

@@ -63,7 +63,7 @@ class Session:
         self.engine = engine
         self.command = command
         self.listener = listener
-        self.resume = resume
+        self.resumed = resume and self.run.has_checkpoint()
         self.beside = beside
         self.method = build_method(config, len(images), images.shape, device)
         self.step = Step(self.method, images, device, compiled=engine != "eager", feed=feed)
@@ -81,8 +81,7 @@ class Session:
 
     def _prepare(self) -> None:
         """Restore the last checkpoint, or initialize the method."""
-        resumed = self.resume and self.run.has_checkpoint()
-        if resumed:
+        if self.resumed:
             checkpoint = Checkpoint.load(self.run)
             checkpoint.restore(self.run, self.method, self.step)
             self.epochs_done = checkpoint.epochs_done
@@ -90,9 +89,9 @@ class Session:
             self.best_score = float(self.run.metadata(BEST).get("best", -math.inf))
             self.amended = self.run.record().get("amended", [])
         first = None
-        if self.config.init_from is not None and (not resumed or self.method.needs_first_run):
+        if self.config.init_from is not None and (not self.resumed or self.method.needs_first_run):
             first = load_method(Run.open(Path(self.config.init_from)), self.device)
-        self.method.prepare(self.images, first, resumed=resumed)
+        self.method.prepare(self.images, first, resumed=self.resumed)
         if (inputs := self.method.inputs()) is not None:
             self.step.feed = ResidentFeed(inputs)
 
@@ -106,13 +105,14 @@ class Session:
         """Whether all epochs are done."""
         return self.epochs_done == self.config.optim.total_epochs
 
-    def begin(self, *, force: bool = False) -> None:
-        """Begin a new run or open the one to resume, and report the start of training.
+    def begin(self) -> None:
+        """Begin a new run or continue the one in the folder, and report the start of training.
 
         Of several processes, only the main one writes to the folder.
         """
         if processes.is_main():
-            self.run = Run.start(self.run.path, self.config, resume=self.resume, force=force)
+            if not self.resumed:
+                self.run = Run.begin(self.run.path, self.config)
             self.run.keep_metrics(self.epochs_done)
         self.listener.started(
             engine=self.engine,
