@@ -108,7 +108,7 @@ class TarSource(_ArchiveSource):
     def __init__(self, name: str) -> None:
         try:
             self.file = _unpacking(name)
-            self.archive = tarfile.open(fileobj=cast("IO[bytes]", _Guarded(self.file)), mode="r:")  # noqa: SIM115
+            self.archive = open_tar(self.file, MAX_MEMBER)
             found = self._list(os.path.getsize(name))
         except Exception as error:  # tarfile may raise any exception on a damaged or malicious file
             raise _unreadable(name, error) from None
@@ -118,11 +118,7 @@ class TarSource(_ArchiveSource):
     def _list(self, size: int) -> list[Member]:
         plain = isinstance(self.file, io.BufferedReader)
         found: list[Member] = []
-        reached = -1
-        for info in self.archive:
-            if info.offset <= reached or info.size < 0:
-                raise tarfile.ReadError("corrupt header: negative or repeated offset")  # tarfile would loop forever
-            reached = info.offset
+        for info in members_of(self.archive):
             if not plain:
                 require_ratio(info.offset_data + info.size, size)
             if not info.isdir():
@@ -145,14 +141,35 @@ class TarSource(_ArchiveSource):
         self.file.close()
 
 
+def open_tar(file: IO[bytes], most: int) -> tarfile.TarFile:
+    """Open a .tar, of whose members at most ``most`` bytes are read at a time."""
+    return tarfile.open(fileobj=cast("IO[bytes]", _Guarded(file, most)), mode="r:")
+
+
+def members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a .tar.
+
+    Raises:
+        tarfile.ReadError: A header is damaged in a way that would make tarfile loop forever.
+    """
+    reached = -1
+    while (info := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # otherwise all headers stay in memory
+        if info.offset <= reached or info.size < 0:
+            raise tarfile.ReadError("corrupt header: negative or repeated offset")
+        reached = info.offset
+        yield info
+
+
 class _Guarded:
     """A file that refuses very large reads, since a .tar header may claim any length."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], most: int) -> None:
         self.file = file
+        self.most = most
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MAX_MEMBER + tarfile.RECORDSIZE:
+        if not 0 <= size <= self.most + tarfile.RECORDSIZE:
             raise tarfile.ReadError(f"a header of {size} bytes")
         return self.file.read(size)
 
