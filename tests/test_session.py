@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from secu.apps import pipeline
 from secu.base.errors import UserError
 from secu.cluster.constraints import NO_LABEL
 from secu.data import Images, load
@@ -209,7 +208,7 @@ def test_start_that_does_not_fit_is_reported(tmp_path, first, overrides, message
 def test_run_does_not_replace_the_one_it_starts_from(tmp_path, first):
     before = model_bytes(first)
     with pytest.raises(UserError, match=r"init_from: .* is the run that would be replaced; choose another folder"):
-        pipeline.run(config_of(f"init_from={first.path}"), digits(48), first.path, device="cpu", force=True)
+        trained(first.path, config_of(f"init_from={first.path}"), digits(48), force=True)
     assert model_bytes(first) == before
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
@@ -110,10 +109,7 @@ def open_parquet_images(name: str, files: Sequence[str]) -> Source:
             found = f"{_described(schema)}, unlike {os.path.basename(files[0])} with {_described(first)}"
             raise UserError(f"source: {printable(path)} has the columns {found}")
         tables.append(_read(path, schema, column, names))
-    source: Source = ParquetImages(name, os.path.abspath(name), files, column, tables)
-    if label is None or not any(value not in (None, "") for value in source.columns.get(label, ())):
-        return source
-    return numbered(source.label(label), names.get(label, ()))
+    return labeled(ParquetImages(name, os.path.abspath(name), files, column, tables), label, names.get(label or ""))
 
 
 def image_column(schema: Any) -> str | None:
@@ -193,7 +189,7 @@ def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> T
         with open(path, "rb") as content, parquet.ParquetFile(content) as file:
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
-            columns = {key: _named(table.column(key).to_pylist(), names.get(key)) for key in keys}
+            columns = {key: named(table.column(key).to_pylist(), names.get(key)) for key in keys}
             stored = table.column(column).to_pylist() if "path" in inner else []
     except Exception as error:
         raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
@@ -201,20 +197,25 @@ def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> T
     return Table(rows, paths, columns)
 
 
-def _named(values: list[Any], names: list[str] | None) -> list[Any]:
+def named(values: list[Any], names: list[str] | None) -> list[Any]:
     """Return labels as the names of their classes; None where they are unknown."""
     if names is None:
         return values
     return [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
 
 
-def numbered(source: Source, names: Sequence[str]) -> Source:
-    """Return a source whose targets are numbered as the classes are in the file."""
+def labeled(source: Source, label: str | None, names: Sequence[str] | None) -> Source:
+    """Return a source with the values of a column as its true labels, if there are any.
+
+    If the file names its classes, they keep its numbers.
+    """
+    if label is None or not any(value not in (None, "") for value in source.columns.get(label, ())):
+        return source
+    source = source.label(label)
     if not names or source.targets is None:
         return source
     number = np.array([*(list(names).index(name) for name in source.class_names), -1], np.int64)
-    targets: NDArray[np.int64] = number[source.targets]
-    return source.replaced(targets=targets, class_names=tuple(names))
+    return source.replaced(targets=number[source.targets], class_names=tuple(names))
 
 
 def _ids(files: Sequence[str], tables: Sequence[Table]) -> Names:

@@ -36,6 +36,11 @@ def one_line(error: BaseException | str) -> str:
     return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
 
 
+def with_type(error: BaseException) -> str:
+    """Return an error as one short line that starts with its type."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def _message(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "not enough memory"
