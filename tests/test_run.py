@@ -228,7 +228,7 @@ def test_files_have_the_mode_that_the_umask_asks_for(tmp_path, mask, mode):
         run = new_run(tmp_path, CONFIG)
         save(run)
         run.add_metrics({"epoch": 0})
-        run.write_csv("assignments.csv", ["a"], [[1]])
+        write_text(run.path / "report.html", "report")
         assert os.umask(mask) == mask
     finally:
         os.umask(before)
@@ -236,13 +236,11 @@ def test_files_have_the_mode_that_the_umask_asks_for(tmp_path, mask, mode):
         assert stat.S_IMODE(path.stat().st_mode) == mode, path.name
 
 
-def test_text_json_and_tables_are_utf8(tmp_path):
+def test_text_and_json_are_utf8(tmp_path):
     write_text(tmp_path / "text", "grün\n")
     write_json(tmp_path / "json", {"a": [1, None, "ü"]})
-    Run(tmp_path).write_csv("table.csv", ("name", "n"), [("a,b", 1), ("ü", 2)])
     assert (tmp_path / "text").read_bytes() == "grün\n".encode()
     assert json.loads((tmp_path / "json").read_text()) == {"a": [1, None, "ü"]}
-    assert (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines() == ["name,n", '"a,b",1', "ü,2"]
 
 
 # metrics.jsonl

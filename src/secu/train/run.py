@@ -18,10 +18,9 @@ version. The exception is metrics.jsonl, which grows by one line per epoch; a tr
 is built out of sight and put into place with its first checkpoint: see place.py.
 """
 
-import csv
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from secu.base import processes
 from secu.base.errors import UserError, shortened
-from secu.base.files import write_atomically, write_json
+from secu.base.files import write_json
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
 from secu.settings import flatten, with_shape
@@ -237,14 +236,3 @@ class Run(Records):
             if not known or file.sha256 in known:
                 return file.tensors
         raise UserError(f"run: {path} is not the model that run.json describes (its checksum differs); restore it")
-
-    def write_csv(self, name: str, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-        """Write a table atomically."""
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(header)
-                writer.writerows(rows)
-
-        write_atomically(self.folder / name, write)
