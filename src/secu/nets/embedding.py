@@ -236,7 +236,7 @@ def _join(parts: Sequence[Path]) -> None:
 
 def _complete(file: IO[bytes], work: Embedding, row: int) -> None:
     """Append the missing rows to this process's part, which may hold the first ones."""
-    part = processes.part_of(len(work.source))
+    part = processes.parts_of(len(work.source))[processes.rank()]
     done = min(file.seek(0, os.SEEK_END) // row, len(part))
     file.truncate(done * row)
     file.seek(done * row)

@@ -101,7 +101,7 @@ def weights_id(backbone: str) -> str:
         lite0.weights_file()  # raises where it does not have this checksum
         weights = lite0.CHECKSUM
     elif backbone.startswith(HUB):
-        weights = weights_digest(backbone)
+        weights = hub_weights_id(backbone)
     else:
         raise UserError(f"encoder.backbone: {backbone} has no pretrained weights; valid: lite0, hf:NAME-OR-FOLDER")
     known = describe(backbone)
@@ -190,7 +190,7 @@ def weight_files(folder: Path) -> list[Path]:
     return safe or [path for pattern in PICKLED for path in sorted(folder.glob(pattern))]
 
 
-def weights_digest(backbone: str) -> str:
+def hub_weights_id(backbone: str) -> str:
     """Return the commit of a named model from the hub, or a digest of the files in a folder."""
     require_extra(backbone)
     folder = find_folder(backbone, weights=True)

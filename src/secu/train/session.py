@@ -14,7 +14,7 @@ from secu.config import Config
 from secu.data import Images
 from secu.methods import Conclusion, build_method
 from secu.settings import flatten
-from secu.train.checkpoint import Checkpoint, load_method, load_tensors, model_tensors, select
+from secu.train.checkpoint import Checkpoint, copied, load_method, load_tensors, model_tensors, on_host, select
 from secu.train.clock import Clock
 from secu.train.device import name_of, versions
 from secu.train.feed import Feed, ResidentFeed
@@ -175,7 +175,7 @@ class Session:
         self.best_score = max(score, self.best_score)
         if score >= self.best_score - AS_GOOD:
             trained = select(self.method.state_dict(), self.method.trained_tensors)
-            self.best = {name: tensor.detach().clone() for name, tensor in trained.items()}
+            self.best = copied(trained)
             self.best_epoch = record["epoch"]
 
     def finish(self, test: Images | None) -> None:
@@ -191,9 +191,8 @@ class Session:
 
     def _write_best(self) -> None:
         if self.best is not None:
-            tensors = {name: tensor.cpu().contiguous() for name, tensor in self.best.items()}
             noted = {"epoch": str(self.best_epoch), "best": str(self.best_score)}
-            self.run.save_model(BEST, tensors, noted)
+            self.run.save_model(BEST, on_host(self.best), noted)
             self.best = None
 
     def remember(self) -> None:
