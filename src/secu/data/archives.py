@@ -19,13 +19,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import IO, Any, NamedTuple, cast
 
-from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.folders import is_image
 from secu.data.image_files import BadImage
 from secu.data.source import Skipped, Source, file_stamp
-from secu.data.text import natural, one_line
+from secu.data.text import natural, reading
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 MAX_MEMBER = 256 << 20  # bytes
@@ -82,14 +81,12 @@ class ZipSource(_ArchiveSource):
     """Images in a .zip."""
 
     def __init__(self, name: str) -> None:
-        try:
+        with reading(printable(name)):
             self.archive = zipfile.ZipFile(name)
             infos = [info for info in self.archive.infolist() if not info.is_dir()]
             found = [Member(info.filename, info, info.header_offset, _zip_refusal(info)) for info in infos]
             super().__init__(name, found)
             require_ratio(sum(member.info.file_size for member in self.members), os.path.getsize(name))
-        except Exception as error:
-            raise _unreadable(name, error) from None
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes of image ``i``."""
@@ -106,12 +103,10 @@ class TarSource(_ArchiveSource):
     """Images in a .tar, compressed or not."""
 
     def __init__(self, name: str) -> None:
-        try:
+        with reading(printable(name)):
             self.file = _unpacking(name)
             self.archive = open_tar(self.file, MAX_MEMBER)
             found = self._list(os.path.getsize(name))
-        except Exception as error:  # tarfile may raise any exception on a damaged or malicious file
-            raise _unreadable(name, error) from None
         super().__init__(name, found)
         self.random_order = isinstance(self.file, io.BufferedReader)  # a compressed one is read from the start
 
@@ -197,10 +192,6 @@ def require_ratio(unpacked: int, size: int) -> None:
     """
     if unpacked > max(ANY_RATIO, MAX_RATIO * size):
         raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size; unpack it by hand")
-
-
-def _unreadable(name: str, error: Exception) -> UserError:
-    return UserError(f"source: cannot read {printable(name)}: {one_line(error)}")
 
 
 def _zip_refusal(info: zipfile.ZipInfo) -> str:

@@ -24,7 +24,7 @@ from secu.data.decode import Raw
 from secu.data.npz import load_npz
 from secu.data.rows import BLOCK, FileRows, open_npy
 from secu.data.source import Shape, Source, file_stamp
-from secu.data.text import one_line
+from secu.data.text import reading
 
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot
 ROUNDING = 1e-4  # tolerance for other floats, relative to their range
@@ -130,15 +130,11 @@ def open_array(path: str) -> ArraySource:
     """
     array: Rows
     columns: dict[str, Any] = {}
-    try:
+    with reading(printable(path)):
         if path.lower().endswith(".npz"):
             array, columns = load_npz(path)
         else:
             array = open_npy(path)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
     return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
 
 

@@ -18,10 +18,11 @@ from secu.base.names import printable
 from secu.data.archives import require_ratio
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
+from secu.data.manifest import read_schema
 from secu.data.patterns import distinct
 from secu.data.source import Source, file_stamp
 from secu.data.strings import Names
-from secu.data.text import one_line
+from secu.data.text import reading
 
 USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, if there are several
 LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels
@@ -120,10 +121,7 @@ def image_column(schema: Any) -> str | None:
 
 def holds_images(path: str) -> bool:
     """Return whether a Parquet file has a column of images."""
-    import pyarrow.parquet as parquet
-
-    with open(path, "rb") as content:
-        return image_column(parquet.read_schema(content)) is not None
+    return image_column(read_schema(path)) is not None
 
 
 def _holds_bytes(field: Any) -> bool:
@@ -148,13 +146,8 @@ def _bytes_of(schema: Any, column: str) -> str:
 
 
 def _schema(path: str) -> Any:
-    import pyarrow.parquet as parquet
-
-    try:
-        with open(path, "rb") as content:
-            return parquet.read_schema(content)
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+    with reading(printable(path)):
+        return read_schema(path)
 
 
 def _described(schema: Any) -> str:
@@ -185,14 +178,11 @@ def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> T
     keys = [field.name for field in schema if any(test(field.type) for test in simple) and field.name != column]
     kind = schema.field(column).type
     inner = [part.name for part in kind] if pa.types.is_struct(kind) else []
-    try:
-        with open(path, "rb") as content, parquet.ParquetFile(content) as file:
-            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
-            columns = {key: named(table.column(key).to_pylist(), names.get(key)) for key in keys}
-            stored = table.column(column).to_pylist() if "path" in inner else []
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+    with reading(printable(path)), open(path, "rb") as content, parquet.ParquetFile(content) as file:
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
+        columns = {key: named(table.column(key).to_pylist(), names.get(key)) for key in keys}
+        stored = table.column(column).to_pylist() if "path" in inner else []
     paths = [None if image is None else image["path"] for image in stored] or [None] * sum(rows)
     return Table(rows, paths, columns)
 

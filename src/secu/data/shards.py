@@ -27,7 +27,7 @@ from secu.data.listing import Arrays, indexed, packed, unpacked
 from secu.data.patterns import distinct
 from secu.data.source import Skipped, Source, file_stamp
 from secu.data.strings import Names
-from secu.data.text import one_line
+from secu.data.text import reading
 
 LABELS = "cls"  # the column with the true labels
 MOST_COLUMNS = 1_000
@@ -93,12 +93,8 @@ def open_shards(pattern: str, files: Sequence[str]) -> Source:
 
 def _open(path: str) -> Shard:
     """Return the index of a shard, from the cache if the file has not changed."""
-    try:
+    with reading(f"the shard {printable(path)}"):
         arrays = indexed(path, f"shard {file_stamp(path)}", lambda: _index(path))
-    except UserError:
-        raise
-    except Exception as error:  # tarfile may raise any exception on a damaged file
-        raise UserError(f"source: cannot read the shard {printable(path)}: {one_line(error)}") from None
     columns = {key: unpacked(f"column{number}", arrays) for number, key in enumerate(unpacked("keys", arrays))}
     skipped = list(zip(unpacked("bad", arrays), unpacked("why", arrays), strict=True))
     return Shard(unpacked("names", arrays), arrays["offsets"], arrays["sizes"], columns, skipped)

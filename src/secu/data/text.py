@@ -1,7 +1,10 @@
-"""Sorting and displaying arbitrary file names."""
+"""Sorting and displaying arbitrary file names, and reporting files that cannot be read."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from secu.base.errors import UserError
 from secu.base.names import printable
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -39,6 +42,21 @@ def one_line(error: BaseException | str) -> str:
 def with_type(error: BaseException) -> str:
     """Return an error as one short line that starts with its type."""
     return f"{type(error).__name__}: {one_line(error)}"
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn any exception into a ``UserError`` that names the file: a damaged one may raise any of several libraries.
+
+    Args:
+        name: The file, as it is shown.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"source: cannot read {name}: {one_line(error)}") from None
 
 
 def _message(error: BaseException) -> str:
