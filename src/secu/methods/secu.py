@@ -112,7 +112,7 @@ class StableClustering(Method):
         return losses
 
     def conclude(self, images: Images, scored: Images | None) -> Conclusion:
-        """Choose the clusters that the run reports, unless the config names a head."""
+        """Choose the clusters that the run reports, if that is left to it."""
         config = self.config
         if config.answer == "head":
             return Conclusion()
