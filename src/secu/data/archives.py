@@ -58,8 +58,8 @@ class _ArchiveSource(Source):
                 skipped.append((member.path, member.refusal or "its path leads out of the archive"))
             else:
                 chosen[inside] = member
-        super().__init__(name, os.path.abspath(name), sorted(chosen, key=natural), skipped=skipped)
-        self.path = name
+        ids = sorted(chosen, key=natural)
+        super().__init__(name, os.path.abspath(name), ids, skipped=skipped, stamps=[file_stamp(name)])
         self.members = [chosen[i] for i in self.ids]
         self.lock = threading.Lock()
 
@@ -71,10 +71,6 @@ class _ArchiveSource(Source):
     def position(self, i: int) -> int:
         """Return the offset of image ``i`` in the archive."""
         return self.members[i].offset
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of the archive."""
-        yield file_stamp(self.path)
 
 
 class ZipSource(_ArchiveSource):

@@ -12,7 +12,6 @@ interpreted like those that a run was trained on (``values_of``), so that a few 
 """
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,8 +52,7 @@ class ArraySource(Source):
 
     def __init__(self, name: str, array: Rows, *, place: str = "", stamp: str = "", **more: Any) -> None:
         self.array = _channels_last(printable(name), array)
-        super().__init__(name, place, map(str, range(len(array))), **more)
-        self.stamp = stamp
+        super().__init__(name, place, map(str, range(len(array))), stamps=[stamp], **more)
         self.range = (0.0, 0.0)
         self.own_values: str | None = None
         if len(array) and array.dtype.kind != "b":
@@ -116,10 +114,6 @@ class ArraySource(Source):
         rounded = np.floor(scaled) if factor < 1 else np.rint(scaled)
         levels: NDArray[np.uint8] = np.clip(rounded, 0, 255).astype(np.uint8)
         return levels
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of the array's file."""
-        yield self.stamp
 
 
 def open_array(path: str) -> ArraySource:

@@ -5,7 +5,6 @@
 """
 
 import os
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,7 +30,8 @@ class HubImages(Source):
         self.column = column
         simple = [key for key, kind in data.features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
         columns = {key: named(list(data[key]), class_names(data, key)) for key in simple}
-        super().__init__(name, name, Names.of(map(str, range(len(data)))), columns=columns)
+        stamps = [self.data._fingerprint]  # that ``datasets`` gives to the rows
+        super().__init__(name, name, Names.of(map(str, range(len(data)))), columns=columns, stamps=stamps)
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes or the path of image ``i``."""
@@ -40,10 +40,6 @@ class HubImages(Source):
         if not raw:
             raise BadImage("this row has no image data")
         return raw
-
-    def stamps(self) -> Iterator[str]:
-        """Return the fingerprint that ``datasets`` gives to the rows."""
-        yield self.data._fingerprint
 
 
 def open_hub(rest: str, split: str | None = None) -> Source:

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,10 +42,9 @@ class ParquetImages(Source):
     """Images in a column of one or several Parquet files; ids are the stored paths, or ``FILE/row``."""
 
     def __init__(self, name: str, place: str, files: Sequence[str], column: str, tables: Sequence[Table]) -> None:
-        super().__init__(name, place, _ids(files, tables), columns=_join(tables))
+        super().__init__(name, place, _ids(files, tables), columns=_join(tables), stamps=map(file_stamp, files))
         self.files = tuple(files)
         self.column = column
-        self.stamp_of_files = [file_stamp(file) for file in files]
         groups = [(file, group) for file, table in enumerate(tables) for group in range(len(table.rows))]
         self.groups = groups
         self.starts = np.cumsum([0, *(rows for table in tables for rows in table.rows)])
@@ -70,10 +69,6 @@ class ParquetImages(Source):
             while len(self.kept) > 1 and sum(kept.nbytes for kept in self.kept.values()) > KEPT_BYTES:
                 self.kept.popitem(last=False)
             return self.kept[group]
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of each file."""
-        yield from self.stamp_of_files
 
 
 def read_group(path: str, group: int, column: str) -> Any:

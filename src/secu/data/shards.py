@@ -57,9 +57,9 @@ class ShardSource(Source):
             Names.of(f"{start}/{image}" for start, shard in zip(starts, shards, strict=True) for image in shard.names),
             columns=_join_columns(shards),
             skipped=[(f"{s}/{i}", why) for s, shard in zip(starts, shards, strict=True) for i, why in shard.skipped],
+            stamps=map(file_stamp, files),
         )
         self.files = tuple(files)
-        self.stamp_of_files = [file_stamp(file) for file in files]
         self.shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(shard.names) for shard in shards])
         self.offsets = np.concatenate([shard.offsets for shard in shards])
         self.sizes = np.concatenate([shard.sizes for shard in shards])
@@ -73,10 +73,6 @@ class ShardSource(Source):
         if len(data) < size:
             raise BadImage(f"{os.path.basename(self.files[self.shard[i]])} was truncated after it was indexed")
         return data
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of each shard."""
-        yield from self.stamp_of_files
 
 
 def open_shards(pattern: str, files: Sequence[str]) -> Source:

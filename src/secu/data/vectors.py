@@ -5,7 +5,7 @@ shown in reports and sorted into folders; training uses the vectors alone.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,7 @@ class VectorSource(Source):
             ids = _unique_ids(paths)
             base = os.path.dirname(place)
             self.paths = [os.path.normpath(os.path.join(base, path)) for path in paths]
-        super().__init__(name, place, ids, columns=columns)
-        self.stamp = stamp
+        super().__init__(name, place, ids, columns=columns, stamps=[stamp])
         self.has_folders = paths is not None
 
     def read(self, i: int, values: str | None = None) -> Raw:
@@ -100,13 +99,9 @@ class VectorSource(Source):
     def probe(self) -> Probe:
         """Return size and channels of the pictures; both are 0 if there are none."""
         try:
-            return super().probe() if self.paths is not None else Probe(0, 0, None, "")
+            return super().probe() if self.paths is not None else Probe(0, 0, None)
         except UserError:  # the pictures are gone, which matters only for display
-            return Probe(0, 0, None, "")
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of the file."""
-        yield self.stamp
+            return Probe(0, 0, None)
 
 
 def open_vectors(path: str) -> VectorSource:
