@@ -46,7 +46,7 @@ def with_type(error: BaseException) -> str:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn any exception into a ``UserError`` that names the file: a damaged one may raise any of several libraries.
+    """Turn any exception into a ``UserError`` that names the file: on a damaged one, libraries may raise anything.
 
     Args:
         name: The file, as it is shown.
