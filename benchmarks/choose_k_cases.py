@@ -85,7 +85,7 @@ CASES = (
 
 
 def embed(name: str, cache: Path, data: Path | None) -> None:
-    """Keep the features of a data set under the default pretrained network, at most so many of a class."""
+    """Keep the features of a data set under the default pretrained network, at most ``PER_CLASS`` of a class."""
     pictures = READERS[name](data)
     chosen = first_of_each(pictures.targets, np.full(len(pictures.names), PER_CLASS), seed=0)
     source = open_images(np.ascontiguousarray(pictures.pixels[chosen]))
@@ -95,7 +95,7 @@ def embed(name: str, cache: Path, data: Path | None) -> None:
 
 
 def first_of_each(targets: NDArray[np.int64], sizes: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return so many images of each group, in random order."""
+    """Return the given number of images of each group, in random order."""
     order = np.random.default_rng(seed).permutation(len(targets))
     taken = np.zeros(len(sizes), np.int64)
     chosen = []

@@ -76,7 +76,8 @@ def make_run(folder: Path, overrides: list[str]) -> Run:
     run = Run.create(folder / "run", config).put_in_place()
     method = build_method(config, CLUSTERS, (3, SIDE, SIDE), torch.device("cpu"))
     run.save_model(MODEL, select(method.state_dict(), method.trained_tensors))
-    run.write_csv("clusters.csv", ["cluster", "outlier_below"], [(number, -1) for number in range(CLUSTERS)])
+    rows = "".join(f"{number},-1\n" for number in range(CLUSTERS))
+    (run.path / "clusters.csv").write_text(f"cluster,outlier_below\n{rows}")
     return run
 
 

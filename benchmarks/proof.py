@@ -196,11 +196,11 @@ def main() -> None:
         make_pictures(Path(folder))
         for case in CASES:
             try:
-                told = run_case(case, Path(folder), recorded["cases"], found)
+                problem = run_case(case, Path(folder), recorded["cases"], found)
             except (RuntimeError, OSError, KeyError, ValueError) as error:
-                told = f"{type(error).__name__}: {error}"
-            wrong += bool(told)
-            print(f"{case:<18} {'no' if told else 'yes':<6} {told}".rstrip(), flush=True)
+                problem = f"{type(error).__name__}: {error}"
+            wrong += bool(problem)
+            print(f"{case:<18} {'no' if problem else 'yes':<6} {problem}".rstrip(), flush=True)
     print(f"{time.monotonic() - began:.0f} s, {wrong} of {len(CASES)} cases differ")
     if arguments.what == "record" and not wrong:
         arguments.file.write_text(json.dumps(recording, indent=1) + "\n")

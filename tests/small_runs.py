@@ -70,12 +70,14 @@ def trained(
     *,
     test: Images | None = None,
     time_limit: float = math.inf,
+    resume: bool = False,
     force: bool = False,
     **options: Any,
 ) -> Session:
-    """Train in a folder and return the session."""
-    session = open_session(path, config, images, **options)
-    session.begin(force=force)
+    """Train in a folder, as the pipeline does, and return the session."""
+    Run.check_start(path, config, resume=resume, force=force)
+    session = open_session(path, config, images, resume=resume, **options)
+    session.begin()
     train([session], Clock(time_limit), test)
     return session
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
+from calls import Result, caller
 from secu import __version__, cli
 from secu.base.errors import UserError
 from secu.settings import load_config, recipe_names, with_shape
@@ -25,31 +26,13 @@ from small_runs import new_run
 TINY = ("heads=[3]", "optim.epochs=1", "optim.batch_size=256", "optim.warmup_epochs=0", "encoder.dim=8")
 
 
-class Result:
-    """How a command ended."""
-
-    def __init__(self, code, out, err):
-        self.code = code
-        self.out = out
-        self.err = err
-
-
 @pytest.fixture
 def secu(tmp_path, monkeypatch, capsys, quick_map):
     """Call the program in this process, in an empty folder and without any data set."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["secu", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(ended.value.code, captured.out, captured.err)
-
-    return call
+    return caller(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from calls import Result, caller
 from own_images import digits, rows_of, tree, write_folder, write_manifest
 from secu import cli
 from secu.train.place import LOCK, NEXT
@@ -25,15 +26,6 @@ from secu.train.run import Run
 
 COMMANDS = ["fit", "predict", "sort", "export", "report", "tree"]
 SHORT = ("optim.epochs=2", "optim.warmup_epochs=0", "encoder.dim=8", "--device", "cpu")
-
-
-class Result:
-    """How a command ended."""
-
-    def __init__(self, code, out, err):
-        self.code = code
-        self.out = out
-        self.err = err
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +42,7 @@ def secu(home, monkeypatch, capsys, quick_map):
     monkeypatch.chdir(home)
     monkeypatch.setenv("SECU_DATA", str(home / "data"))
     monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["secu", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(ended.value.code, captured.out, captured.err)
-
-    return call
+    return caller(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_an_archive_is_read_in_place(tmp_path, suffix):
     assert source.class_names == ("cats", "dogs")
     assert source.targets.tolist() == [0, 0, 1]
     assert [int(source.decode(i, 4, 1)[0, 0, 0]) for i in (2, 0, 1)] == [3, 20, 10]  # of two 2.JPG the later
-    assert source.probe() == (4, 1, None, "")
+    assert source.probe() == (4, 1, None)
     images = load_images(source, (1, 4, 4), cache=tmp_path / "cache")
     assert images.ids == ("cats/2.JPG", "cats/10.png", "dogs/3.png")
     assert images.tensor[:, 0, 0, 0].tolist() == [20, 10, 3]

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from calls import caller
 from own_images import rows_of, tree, write_zip
-from secu import cli
 from secu.apps.embed import embed_source
 from secu.base.errors import UserError
 from secu.base.files import write_atomically
@@ -62,16 +62,13 @@ def pictures(tmp_path):
 def secu(tiny, pictures, tmp_path, monkeypatch, capsys, quick_map):
     """Call the program in this process, in the folder of the folder with the pictures."""
     monkeypatch.chdir(tmp_path)
+    program = caller(monkeypatch, capsys)
 
     def call(*arguments):
         """Return exit code, output and errors, without progress."""
-        monkeypatch.setattr(sys, "argv", ["secu", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
+        code, out, err = program(*arguments)
         shown = [line for line in err.splitlines(keepends=True) if not line.startswith("reading images: ")]
-        return ended.value.code, out, "".join(shown)
+        return code, out, "".join(shown)
 
     return call
 

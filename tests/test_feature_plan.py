@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calls import caller
 from feature_runs import paint, write_npy
 from secu.apps import durations
 from secu.apps import feature_plan as rules
@@ -243,13 +244,8 @@ def test_contradicting_options_of_the_command_line(pictures, tmp_path, monkeypat
 
 def call(monkeypatch, capsys, folder: Path, *arguments):
     """Call the program in this process; return exit code, output and errors."""
-    from secu import cli
-
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["secu", *map(str, arguments), "--device", "cpu"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code, *capsys.readouterr()
+    return caller(monkeypatch, capsys)(*arguments, "--device", "cpu")
 
 
 # The rules

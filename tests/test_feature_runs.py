@@ -1,7 +1,6 @@
 """Whole runs on feature vectors, given or of a frozen network: what is written, resuming, and all commands."""
 
 import shutil
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 import yaml
 from PIL import Image
 
+from calls import caller
 from feature_runs import (
     COUNT,
     SHORT,
@@ -23,7 +23,7 @@ from feature_runs import (
     write_table,
 )
 from own_images import fit_now, fitted, request_of, rows_of
-from secu import SeCu, cli
+from secu import SeCu
 from secu.apps.embed import embed_source
 from secu.apps.export import export_onnx
 from secu.apps.pipeline import Request, run, run_together
@@ -96,16 +96,7 @@ def quarters(monkeypatch):
 def secu(monkeypatch, capsys, tmp_path):
     """Call the program in this process; return exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["secu", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return call
+    return caller(monkeypatch, capsys)
 
 
 def copy(run: Run, folder: Path) -> Run:

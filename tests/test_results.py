@@ -23,7 +23,7 @@ from secu.results.exemplars import choose_exemplars, draw_exemplars, nearest_to_
 from secu.results.pictures import LARGE, SMALL, Pictures
 from secu.results.reading import read_assignments
 from secu.results.report import Report, ReportData
-from secu.results.results import ROUNDING, _cluster_rows, find_results, write_report, write_results
+from secu.results.results import ROUNDING, _cluster_table, find_results, write_report, write_results
 from secu.settings import load_config
 from secu.train.run import Run
 from small_runs import new_run
@@ -228,10 +228,10 @@ def test_clusters_have_size_cohesion_and_the_limit_of_outliers(written, results)
 def test_clusters_have_suggested_names_where_columns_have_words(results):
     words = [("zero", "one", "two", "three")[cluster] for cluster in results.predictions.cluster.tolist()]
     images = replace(results.images, columns={"caption": [f"a picture of {word}" for word in words]})
-    rows = _cluster_rows(replace(results, images=images))
+    table = _cluster_table(replace(results, images=images))
     sizes = results.predictions.cluster.bincount(minlength=4).tolist()
     expected = [word if size >= 3 else "" for word, size in zip(("zero", "one", "two", "three"), sizes, strict=True)]
-    assert [row[-1] for row in rows] == expected
+    assert table["suggested_name"] == expected
 
 
 def test_all_files_are_written_and_nothing_else(written):

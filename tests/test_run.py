@@ -122,7 +122,7 @@ def test_model_without_a_checkpoint_is_not_trained_over(tmp_path):
     run = new_run(tmp_path / "run", CONFIG)
     write_json(run.path / "run.json", {"finished": True})
     with pytest.raises(UserError, match=r"run: .*run has no checkpoint \(state.safetensors\) to resume from"):
-        Run.start(run.path, CONFIG, resume=True, force=False)
+        Run.check_start(run.path, CONFIG, resume=True, force=False)
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json"]
 
 
@@ -131,8 +131,9 @@ def test_model_without_a_checkpoint_is_not_trained_over(tmp_path):
 
 def test_run_starts_in_an_empty_folder_whether_it_is_resumed_or_not(tmp_path):
     for resume in (False, True):
-        assert Run.start(tmp_path / str(resume), CONFIG, resume=resume, force=False).config() == CONFIG
+        Run.check_start(tmp_path, CONFIG, resume=resume, force=False)
     assert Run.to_resume(tmp_path / "nowhere") is None
+    assert Run.create(tmp_path, CONFIG).config() == CONFIG
 
 
 def test_resume_and_force_contradict_each_other(tmp_path):
@@ -153,10 +154,10 @@ def test_resume_and_force_contradict_each_other(tmp_path):
 def test_run_is_resumed_with_the_same_settings_only(tmp_path, override, message):
     run = new_run(tmp_path / "run", with_shape(CONFIG, (1, 8, 8)))
     save(run)
-    assert Run.start(run.path, with_shape(CONFIG, (1, 8, 8)), resume=True, force=False).path == run.path
+    Run.check_start(run.path, with_shape(CONFIG, (1, 8, 8)), resume=True, force=False)
     other = with_shape(load_config("digits", ["heads=[3]", "optim.epochs=2", override]), (1, 8, 8))
     with pytest.raises(UserError, match=f"resume: .*run {message}"):
-        Run.start(run.path, other, resume=True, force=False)
+        Run.check_start(run.path, other, resume=True, force=False)
 
 
 def test_description_and_stated_shape_are_no_other_settings(tmp_path):
@@ -227,7 +228,7 @@ def test_files_have_the_mode_that_the_umask_asks_for(tmp_path, mask, mode):
         run = new_run(tmp_path, CONFIG)
         save(run)
         run.add_metrics({"epoch": 0})
-        run.write_csv("assignments.csv", ["a"], [[1]])
+        write_text(run.path / "report.html", "report")
         assert os.umask(mask) == mask
     finally:
         os.umask(before)
@@ -235,13 +236,11 @@ def test_files_have_the_mode_that_the_umask_asks_for(tmp_path, mask, mode):
         assert stat.S_IMODE(path.stat().st_mode) == mode, path.name
 
 
-def test_text_json_and_tables_are_utf8(tmp_path):
+def test_text_and_json_are_utf8(tmp_path):
     write_text(tmp_path / "text", "grün\n")
     write_json(tmp_path / "json", {"a": [1, None, "ü"]})
-    Run(tmp_path).write_csv("table.csv", ("name", "n"), [("a,b", 1), ("ü", 2)])
     assert (tmp_path / "text").read_bytes() == "grün\n".encode()
     assert json.loads((tmp_path / "json").read_text()) == {"a": [1, None, "ü"]}
-    assert (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines() == ["name,n", '"a,b",1', "ü,2"]
 
 
 # metrics.jsonl

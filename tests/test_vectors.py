@@ -300,7 +300,7 @@ def test_pictures_that_are_gone_are_white(tmp_path):
 
 def test_without_paths_pictures_are_white(tmp_path):
     source = open_source(save(tmp_path / "v.npy", matrix()))
-    assert source.probe() == (0, 0, None, "")
+    assert source.probe() == (0, 0, None)
     with pytest.raises(BadImage, match="there are only feature vectors, no pictures"):
         source.read(0)
     shown = load(source).pictures(torch.tensor([3, 4, 4]), 16)

@@ -34,28 +34,12 @@ class ConsoleListener(Listener):
         self.steps = 1
         self.epochs = 0
         hidden = not (bar and console.is_terminal)
-        self.reading_bar = Progress(
-            TextColumn("reading images"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=hidden,
-        )
+        columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.reading_bar = Progress(*columns, console=console, transient=True, disable=hidden)
         self.reading_task = self.reading_bar.add_task("", total=None)
-        self.bar = Progress(
-            TextColumn("epoch"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=hidden,
-        )
+        count = (TextColumn("epoch"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.bar = Progress(*count, *times, console=console, transient=True, disable=hidden)
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +81,7 @@ class ConsoleListener(Listener):
 
     def epoch_ended(self, record: dict[str, Any], losses: dict[str, float]) -> None:
         """Show losses and cluster sizes, and print a line for every evaluation; in a log, also for the last epoch."""
-        values = "  ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in losses.items())
-        note = values
+        note = "  ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in losses.items())
         if "smallest" in record:
             note += f"  clusters {record['smallest']:,} to {record['largest']:,}"
         self.bar.update(self.task, completed=record["epoch"] + 1, note=note)

@@ -101,7 +101,7 @@ def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def neighbor_count(images: int, clusters: int) -> int:
-    """Return the number of neighbors: 10 to 20, but fewer if groups are so small that neighbors would leave them."""
+    """Return the number of neighbors: 10 to 20, but fewer in small groups, so that they are of the same group."""
     group = images / clusters
     return max(1, min(images - 1, int(max(5, min(20, max(10, group / 10), group / 4)))))
 

@@ -11,7 +11,7 @@ from secu.data import (
     Source,
     changes,
     load_images,
-    open_source,
+    open_data,
     remember,
     shape_of,
     splits_of,
@@ -66,13 +66,8 @@ def open_inputs(
     allow_bad: bool = False,
     progress: Progress | None = None,
 ) -> Images:
-    """Open the source in a run's settings and load its inputs; if it has splits, by default those to train on."""
-    data = config.data
-    if data.source is None:
-        raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
-    if split is None and splits_of(data.source):
-        split = data.train
-    source = open_source(data.source, data.labels, split, root=root)
+    """Open the source in a run's settings and load its inputs; see ``open_data`` and ``load_inputs``."""
+    source = open_data(config.data, split, root)
     return load_inputs(config, source, device=device, allow_bad=allow_bad, progress=progress)
 
 

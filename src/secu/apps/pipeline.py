@@ -8,12 +8,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from secu.base import processes
-from secu.base.errors import UserError, nearest
+from secu.base.errors import UserError
 from secu.base.files import write_json
 from secu.config import Config
 from secu.data import Images, Known
@@ -51,7 +51,7 @@ class Finished:
 
 
 class Options(TypedDict, total=False):
-    """Options for executing a run, in addition to its settings.
+    """Options for executing a run, in addition to its settings; the defaults are those of ``run_together``.
 
     Attributes:
         device: auto (the default), cuda, mps or cpu.
@@ -102,14 +102,15 @@ def run_together(
     command: str = "",
     test: Images | None = None,
     known: Known | None = None,
-    **options: Unpack[Options],
+    device: str = "auto",
+    resume: bool = False,
+    force: bool = False,
+    time_limit: float = math.inf,
+    report: bool = True,
 ) -> list[Finished]:
     """Train several configs on the same images side by side; otherwise the same as ``run``."""
-    for name in options.keys() - Options.__annotations__.keys():  # not checked at run time by Python
-        raise TypeError(f"run() got an unexpected option {name!r}; {nearest(name, Options.__annotations__)}")
-    clock = Clock(options.get("time_limit", math.inf))
-    resume = options.get("resume", False)
-    force = options.get("force", False)
+    clock = Clock(time_limit)
+    requests = [replace(request, config=with_shape(request.config, images.shape)) for request in requests]
     check_alike([request.config for request in requests])
     for request in requests:
         Run.check_free(request.out, force=force, resume=resume)
@@ -118,13 +119,13 @@ def run_together(
         for request in requests if processes.is_main() else ():
             locks.enter_context(held(request.out))
             Run.check_start(request.out, request.config, force=force, resume=resume)
-        sessions = _open_sessions(requests, images, command, options.get("device", "auto"), resume=resume)
+        sessions = _open_sessions(requests, images, command, device, resume=resume)
         for session in sessions:
-            session.begin(force=force)
+            session.begin()
             if known and processes.is_main():
                 write_json(session.run.folder / "images.json", known)
         train(sessions, clock, test)
-        return [_finish(session, test, report=options.get("report", True)) for session in sessions]
+        return [_finish(session, test, report=report) for session in sessions]
 
 
 def _require_same_everywhere(requests: Sequence[Request], images: Images) -> None:
@@ -148,7 +149,7 @@ def _open_sessions(
         feed = sessions[0].step.feed if sessions else None
         sessions.append(
             Session(
-                with_shape(request.config, images.shape),
+                request.config,
                 images,
                 request.out,
                 place,

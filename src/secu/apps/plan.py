@@ -145,7 +145,7 @@ def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     if facts.device == "cpu":
         half = facts.side // 2
         side = facts.side if facts.side <= 20 else half if 12 <= half <= 20 else 16
-        why = "scaled from {}: the small network learns more from small images, and faster"
+        why = "scaled from {}: the small network learns faster and better from small images"
     else:
         side = max([limit for limit in (32, 64, 96, 128) if limit <= facts.side], default=facts.side)
         why = "scaled from {}, which would take too long"

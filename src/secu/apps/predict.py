@@ -46,7 +46,7 @@ def predict_source(
         device: auto, cuda, mps or cpu.
         listener: Receives progress.
         raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
-        level: Cut the tree of the finest clusters into so many groups, instead of the run's own clusters; outliers,
+        level: Cut the tree of the finest clusters into this many groups, instead of the run's own clusters; outliers,
             which are only known for the latter, are then left out.
     """
     if processes.world() > 1:

@@ -15,7 +15,7 @@ from secu.base.files import is_temporary, read_json, write_atomically, write_jso
 from secu.base.names import printable
 from secu.data import Skipped, Source
 from secu.data.broken import IN_A_ROW
-from secu.results.tables import CsvWriter, ParquetWriter, table_writer
+from secu.results.tables import ParquetWriter, table_writer
 from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.place import MODEL
@@ -118,7 +118,5 @@ def _require_some(stream: Stream, part: range) -> None:
 
 
 def _write_skipped(path: Path, skipped: list[Skipped]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        CsvWriter(file).write(
-            {"id": [printable(name) for name, _ in skipped], "reason": [reason for _, reason in skipped]}
-        )
+    with table_writer(path, "csv") as writer:
+        writer.write({"id": [printable(name) for name, _ in skipped], "reason": [reason for _, reason in skipped]})

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from secu.apps.feature_plan import Change, Facts
 from secu.base.errors import UserError
+from secu.config import MOST_CLUSTERS
 
 AUTO = "auto"
 LOWEST = 3  # the range of auto
@@ -15,7 +16,6 @@ IMAGES_PER_CLUSTER = 10  # fewest images per cluster in that range
 STEP = 1.25  # ratio of the sizes of successive heads
 FINER = 2  # the finest head, for the tree, as a multiple of the upper end
 FINEST_IMAGES = 5  # fewest images per cluster of that head
-MOST = 10**6
 
 
 class Range(NamedTuple):
@@ -67,13 +67,13 @@ def parse_clusters(asked: str | int | None) -> int | Range | None:
         valid = "a number such as 8, a range such as 5..40, or auto"
         raise UserError(f"clusters: {text[:40]!r} must be {valid}")
     low, high = map(int, ends.groups())
-    if not 2 <= low < high <= MOST:
+    if not 2 <= low < high <= MOST_CLUSTERS:
         raise UserError(f"clusters: {text} must be a range of at least 2, with the smaller number first, such as 5..40")
     return Range(low, high)
 
 
 def range_for(images: int) -> Range:
-    """Return the range of auto for so many images."""
+    """Return the range of auto for this many images."""
     high = min(HIGHEST, images // IMAGES_PER_CLUSTER)
     if high <= LOWEST:
         least = (LOWEST + 1) * IMAGES_PER_CLUSTER

@@ -24,12 +24,12 @@ MOST_SEEDS = 1_000
 
 def run_recipes(requests: Sequence[Request], *, data: Path | None = None, **options: Unpack[Options]) -> list[Finished]:
     """Load the data of one or more recipes on the same data, train them side by side, and write the results."""
-    choose_device(options.get("device", "auto"))  # fail early, before the data is read
+    device = options.get("device", "auto")
+    choose_device(device)  # fail early, before the data is read
     resume = options.get("resume", False)
     for request in requests:
         Run.check_free(request.out, force=options.get("force", False), resume=resume)
     config = requests[0].config
-    device = options.get("device", "auto")
     images = open_inputs(config, root=data, device=device, progress=requests[0].listener.reading)
     if config.data.strict:
         require_all(images)

@@ -8,7 +8,6 @@ collective operation takes place. Shapes: B images of this process's part, G of 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,21 +45,15 @@ class _Current:
 
 def part_of(total: int) -> slice:
     """Return this process's part of a batch of ``total`` images."""
-    bounds = _bounds(total)
-    return slice(bounds[processes.rank()], bounds[processes.rank() + 1]) if bounds else slice(0, total)
-
-
-def _bounds(total: int) -> list[int]:
-    """Return where the parts of a batch begin and end; empty if it is not divided."""
-    count = processes.world()
-    divided = processes.grouped() and count <= total
-    return [rank * total // count for rank in range(count + 1)] if divided else []
+    own = processes.parts_of(total)[processes.rank()]
+    return slice(own.start, own.stop) if processes.world() <= total else slice(0, total)
 
 
 @contextmanager
 def shared_batch(total: int) -> Iterator[Batch]:
     """Compute a batch together with the other processes inside a with-block."""
-    batch = Batch(total, part_of(total), tuple(end - begin for begin, end in pairwise(_bounds(total))))
+    is_divided = processes.grouped() and processes.world() <= total
+    batch = Batch(total, part_of(total), tuple(map(len, processes.parts_of(total))) if is_divided else ())
     _Current.batch = batch if batch.sizes else None
     try:
         yield batch

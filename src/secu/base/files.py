@@ -79,10 +79,6 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{_shortened(path.name)}.{secrets.token_hex(4)}.tmp")
-
-
 def _shortened(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:LONGEST])
 
@@ -91,7 +87,8 @@ def _shortened(name: str) -> str:
 def _owned(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
     """Create a temporary file or folder next to ``path``, hold a lock on it, and remove it at the end."""
     while True:
-        temporary = _temporary(path)  # named before it is created, so that an interruption removes it in any case
+        # Named before it is created, so that an interruption removes it in any case.
+        temporary = path.with_name(f".{_shortened(path.name)}.{secrets.token_hex(4)}.tmp")
         handle = None
         try:
             create(temporary)

@@ -71,9 +71,10 @@ def local_world() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _Group.world > 1 else 1
 
 
-def part_of(total: int) -> range:
-    """Return this process's part of ``total`` items."""
-    return range(_Group.rank * total // _Group.world, (_Group.rank + 1) * total // _Group.world)
+def parts_of(total: int) -> list[range]:
+    """Return each process's part of ``total`` items."""
+    count = _Group.world
+    return [range(rank * total // count, (rank + 1) * total // count) for rank in range(count)]
 
 
 def start() -> None:

@@ -17,17 +17,16 @@ import typer
 from secu.base import processes
 from secu.base.errors import UserError, shortened
 from secu.base.names import printable
-from secu.cli import experiments, own, trees
+from secu.cli import experiments, extras, own, trees
 from secu.cli.app import app, options, parse_time, show_only_errors
+from secu.train.signals import STOPPING
 
-__all__ = ["app", "experiments", "main", "own", "parse_time", "trees"]
+__all__ = ["app", "experiments", "extras", "main", "own", "parse_time", "trees"]
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters
 ONEDNN = "could not create a primitive"  # how oneDNN reports that memory ran out
 NO_STACK = "can't start new thread"  # how Python reports it for the stack of a thread
-# Windows has no SIGHUP.
-STOPPING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 RESUMED_BY = {
     "train": "the same command with --resume",
     "fit": "the same command with --resume",

@@ -12,7 +12,7 @@ from secu.data.images import Images
 from secu.data.known import Known, changes, remember
 from secu.data.loading import default_cache, load, load_images, require_all
 from secu.data.memory import open_images
-from secu.data.opening import input_shape, open_source, shape_of, splits_of
+from secu.data.opening import input_shape, open_data, open_source, shape_of, splits_of
 from secu.data.probe import Probe
 from secu.data.source import FileSource, Shape, Skipped, Source
 from secu.data.stream import decoded, decoded_in_batches, needs_decoding
@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "load_images",
     "needs_decoding",
+    "open_data",
     "open_images",
     "open_source",
     "remember",

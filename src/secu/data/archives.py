@@ -19,13 +19,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import IO, Any, NamedTuple, cast
 
-from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.folders import is_image
 from secu.data.image_files import BadImage
 from secu.data.source import Skipped, Source, file_stamp
-from secu.data.text import natural, one_line
+from secu.data.text import natural, reading
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 MAX_MEMBER = 256 << 20  # bytes
@@ -59,8 +58,8 @@ class _ArchiveSource(Source):
                 skipped.append((member.path, member.refusal or "its path leads out of the archive"))
             else:
                 chosen[inside] = member
-        super().__init__(name, os.path.abspath(name), sorted(chosen, key=natural), skipped=skipped)
-        self.path = name
+        ids = sorted(chosen, key=natural)
+        super().__init__(name, os.path.abspath(name), ids, skipped=skipped, stamps=[file_stamp(name)])
         self.members = [chosen[i] for i in self.ids]
         self.lock = threading.Lock()
 
@@ -73,23 +72,17 @@ class _ArchiveSource(Source):
         """Return the offset of image ``i`` in the archive."""
         return self.members[i].offset
 
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of the archive."""
-        yield file_stamp(self.path)
-
 
 class ZipSource(_ArchiveSource):
     """Images in a .zip."""
 
     def __init__(self, name: str) -> None:
-        try:
+        with reading(printable(name)):
             self.archive = zipfile.ZipFile(name)
             infos = [info for info in self.archive.infolist() if not info.is_dir()]
             found = [Member(info.filename, info, info.header_offset, _zip_refusal(info)) for info in infos]
             super().__init__(name, found)
             require_ratio(sum(member.info.file_size for member in self.members), os.path.getsize(name))
-        except Exception as error:
-            raise _unreadable(name, error) from None
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes of image ``i``."""
@@ -106,23 +99,17 @@ class TarSource(_ArchiveSource):
     """Images in a .tar, compressed or not."""
 
     def __init__(self, name: str) -> None:
-        try:
+        with reading(printable(name)):
             self.file = _unpacking(name)
-            self.archive = tarfile.open(fileobj=cast("IO[bytes]", _Guarded(self.file)), mode="r:")  # noqa: SIM115
+            self.archive = open_tar(self.file, MAX_MEMBER)
             found = self._list(os.path.getsize(name))
-        except Exception as error:  # tarfile may raise any exception on a damaged or malicious file
-            raise _unreadable(name, error) from None
         super().__init__(name, found)
         self.random_order = isinstance(self.file, io.BufferedReader)  # a compressed one is read from the start
 
     def _list(self, size: int) -> list[Member]:
         plain = isinstance(self.file, io.BufferedReader)
         found: list[Member] = []
-        reached = -1
-        for info in self.archive:
-            if info.offset <= reached or info.size < 0:
-                raise tarfile.ReadError("corrupt header: negative or repeated offset")  # tarfile would loop forever
-            reached = info.offset
+        for info in members_of(self.archive):
             if not plain:
                 require_ratio(info.offset_data + info.size, size)
             if not info.isdir():
@@ -145,14 +132,35 @@ class TarSource(_ArchiveSource):
         self.file.close()
 
 
+def open_tar(file: IO[bytes], most: int) -> tarfile.TarFile:
+    """Open a .tar, of whose members at most ``most`` bytes are read at a time."""
+    return tarfile.open(fileobj=cast("IO[bytes]", _Guarded(file, most)), mode="r:")
+
+
+def members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a .tar.
+
+    Raises:
+        tarfile.ReadError: A header is damaged in a way that would make tarfile loop forever.
+    """
+    reached = -1
+    while (info := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # otherwise all headers stay in memory
+        if info.offset <= reached or info.size < 0:
+            raise tarfile.ReadError("corrupt header: negative or repeated offset")
+        reached = info.offset
+        yield info
+
+
 class _Guarded:
     """A file that refuses very large reads, since a .tar header may claim any length."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], most: int) -> None:
         self.file = file
+        self.most = most
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MAX_MEMBER + tarfile.RECORDSIZE:
+        if not 0 <= size <= self.most + tarfile.RECORDSIZE:
             raise tarfile.ReadError(f"a header of {size} bytes")
         return self.file.read(size)
 
@@ -180,10 +188,6 @@ def require_ratio(unpacked: int, size: int) -> None:
     """
     if unpacked > max(ANY_RATIO, MAX_RATIO * size):
         raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size; unpack it by hand")
-
-
-def _unreadable(name: str, error: Exception) -> UserError:
-    return UserError(f"source: cannot read {printable(name)}: {one_line(error)}")
 
 
 def _zip_refusal(info: zipfile.ZipInfo) -> str:

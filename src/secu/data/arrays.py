@@ -12,7 +12,6 @@ interpreted like those that a run was trained on (``values_of``), so that a few 
 """
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from secu.data.decode import Raw
 from secu.data.npz import load_npz
 from secu.data.rows import BLOCK, FileRows, open_npy
 from secu.data.source import Shape, Source, file_stamp
-from secu.data.text import one_line
+from secu.data.text import reading
 
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot
 ROUNDING = 1e-4  # tolerance for other floats, relative to their range
@@ -53,8 +52,7 @@ class ArraySource(Source):
 
     def __init__(self, name: str, array: Rows, *, place: str = "", stamp: str = "", **more: Any) -> None:
         self.array = _channels_last(printable(name), array)
-        super().__init__(name, place, map(str, range(len(array))), **more)
-        self.stamp = stamp
+        super().__init__(name, place, map(str, range(len(array))), stamps=[stamp], **more)
         self.range = (0.0, 0.0)
         self.own_values: str | None = None
         if len(array) and array.dtype.kind != "b":
@@ -117,10 +115,6 @@ class ArraySource(Source):
         levels: NDArray[np.uint8] = np.clip(rounded, 0, 255).astype(np.uint8)
         return levels
 
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of the array's file."""
-        yield self.stamp
-
 
 def open_array(path: str) -> ArraySource:
     """Open an .npy or .npz file; other arrays of an .npz with one value per image become columns.
@@ -130,15 +124,11 @@ def open_array(path: str) -> ArraySource:
     """
     array: Rows
     columns: dict[str, Any] = {}
-    try:
+    with reading(printable(path)):
         if path.lower().endswith(".npz"):
             array, columns = load_npz(path)
         else:
             array = open_npy(path)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
     return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
 
 

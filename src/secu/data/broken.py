@@ -33,7 +33,7 @@ class Broken:
         self.most = most
         self.reasons: dict[int, str] = {}  # index in the source → reason
         self.reported: set[int] = set()
-        self.recovered: set[int] = set()  # since other processes were told
+        self.recovered: set[int] = set()  # since the last ``share``
         self.lock = threading.Lock()
 
     def or_another(self, i: int, attempt: Callable[[int], Result]) -> Result:

@@ -52,7 +52,8 @@ def cached(source: Source, shape: Shape, values: str | None, folder: Path, progr
     Raises:
         UserError: The cache cannot be written, or no image can be read.
     """
-    path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{_slug(values)}{ENDING}"
+    kind = f"-{values.replace(' 0..', '')}" if values else ""
+    path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{kind}{ENDING}"
     return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
 
 
@@ -72,10 +73,6 @@ def state_of(source: Source) -> str:
 
 def _key(source: Source) -> str:
     return hashlib.sha256(source.place.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _slug(values: str | None) -> str:
-    return f"-{values.replace(' 0..', '')}" if values else ""
 
 
 def _load(path: Path, count: int, shape: Shape) -> Stored | None:

@@ -5,7 +5,6 @@
 """
 
 import os
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +12,7 @@ from secu.base.errors import UserError, nearest
 from secu.base.names import printable
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
-from secu.data.parquet_images import LABELS, USUAL, numbered
+from secu.data.parquet_images import LABELS, USUAL, labeled, named
 from secu.data.source import Source
 from secu.data.strings import Names
 from secu.data.text import one_line
@@ -30,8 +29,9 @@ class HubImages(Source):
         self.data = data.cast_column(column, datasets.Image(decode=False)).select_columns([column])
         self.column = column
         simple = [key for key, kind in data.features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
-        columns = {key: _named(data, key) for key in simple}
-        super().__init__(name, name, Names.of(map(str, range(len(data)))), columns=columns)
+        columns = {key: named(list(data[key]), class_names(data, key)) for key in simple}
+        stamps = [self.data._fingerprint]  # that ``datasets`` gives to the rows
+        super().__init__(name, name, Names.of(map(str, range(len(data)))), columns=columns, stamps=stamps)
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes or the path of image ``i``."""
@@ -40,10 +40,6 @@ class HubImages(Source):
         if not raw:
             raise BadImage("this row has no image data")
         return raw
-
-    def stamps(self) -> Iterator[str]:
-        """Return the fingerprint that ``datasets`` gives to the rows."""
-        yield self.data._fingerprint
 
 
 def open_hub(rest: str, split: str | None = None) -> Source:
@@ -68,9 +64,7 @@ def open_hub(rest: str, split: str | None = None) -> Source:
         raise UserError(f"source: {printable(name)} has no column of images; it has {', '.join(data.column_names)}")
     source = HubImages(name, data, column)
     label = next((key for key in LABELS if key in source.columns), None)
-    if label is None or not any(value not in (None, "") for value in source.columns[label]):
-        return source
-    return numbered(source.label(label), getattr(data.features[label], "names", None) or ())
+    return labeled(source, label, class_names(data, label))
 
 
 def _load(name: str, place: str) -> dict[str, Any]:
@@ -99,8 +93,6 @@ def _image_column(data: Any) -> str | None:
     return next((key for key in USUAL if key in found), found[0] if found else None)
 
 
-def _named(data: Any, key: str) -> list[Any]:
-    """Return a column; labels as the names of their classes, None where they are unknown."""
-    names = getattr(data.features[key], "names", None)
-    values = list(data[key])
-    return values if names is None else [None if value is None or value < 0 else names[value] for value in values]
+def class_names(data: Any, key: str | None) -> list[str] | None:
+    """Return the names of the classes of a column of labels; None if it has none."""
+    return getattr(data.features.get(key), "names", None)

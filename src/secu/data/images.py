@@ -22,7 +22,7 @@ from secu.data.image_files import BadImage
 from secu.data.rows import FileRows
 from secu.data.shards import ShardSource
 from secu.data.source import FileSource, Shape, Skipped, Source
-from secu.data.stream import crop_now, decode_now, decoded, decoded_ahead
+from secu.data.stream import crop_now, decoded, decoded_ahead
 from secu.data.strings import pick, picked_ids
 
 if TYPE_CHECKING:
@@ -98,13 +98,11 @@ class Images:
         """Return the inputs at ``index`` (B,) as (B, …)."""
         if self.tensor is not None:
             return self.tensor[index]
+        if self.rows is None:
+            return next(self.fetch_ahead([index]))
         import torch
 
-        if self.rows is not None:
-            return torch.from_numpy(self.rows[index.numpy()])
-        assert self.broken is not None
-        numbers = [self.numbers[i] for i in index.tolist()]
-        return torch.from_numpy(decode_now(self.broken, numbers, self.shape, self.values))
+        return torch.from_numpy(self.rows[index.numpy()])
 
     def fetch_ahead(self, batches: Iterable[Tensor]) -> Generator[Tensor]:
         """Yield the inputs of successive batches; images that are decoded on demand are decoded ahead.

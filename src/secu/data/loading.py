@@ -15,7 +15,7 @@ from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
 from secu.data.downloads import data_root
 from secu.data.images import Images
-from secu.data.opening import open_source, shape_of, splits_of
+from secu.data.opening import open_data, shape_of
 from secu.data.rows import FileRows
 from secu.data.source import Shape, Source
 from secu.data.stream import decoded_in_batches, needs_decoding
@@ -38,20 +38,13 @@ def load(
     progress: Progress | None = None,
     allow_bad: bool = False,
 ) -> Images:
-    """Load the images specified by a run's settings; see ``open_source`` and ``load_images``.
-
-    If the source has splits, the default is the training split.
+    """Load the images specified by a run's settings; see ``open_data`` and ``load_images``.
 
     Raises:
         UserError: The source does not exist, or its images cannot be read with these settings.
     """
-    if data.source is None:
-        raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
-    if split is None and splits_of(data.source):
-        split = data.train
-    source = open_source(data.source, data.labels, split, root=root)
     images = load_images(
-        source.limited(data.max_pixels),
+        open_data(data, split, root),
         shape_of(data),
         values=data.values,
         cache=cache,

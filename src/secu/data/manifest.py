@@ -10,7 +10,7 @@ from secu.base.errors import UserError, nearest, shortened
 from secu.base.names import printable
 from secu.data.archives import require_ratio
 from secu.data.source import FileSource, Skipped
-from secu.data.text import one_line
+from secu.data.text import reading
 
 MAX_MISSING = 1_000_000  # values that may be left out at the ends of lines
 BATCH = 4096  # rows of a Parquet file that are read at a time
@@ -55,12 +55,8 @@ def separator(file: TextIO) -> str:
 
 def _read(name: str) -> Table:
     """Return the columns of a manifest, including ``path``."""
-    try:
+    with reading(printable(name)):
         table = read_parquet(name).to_pydict() if name.lower().endswith((".parquet", ".pq")) else _read_csv(name)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(name)}: {one_line(error)}") from None
     if "path" not in table:
         known = nearest("path", map(printable, table)).replace("valid:", "it has") if table else "it is empty"
         missing = f"source: {printable(name)} has no column 'path', which names the file of each image"
@@ -93,6 +89,14 @@ def _read_csv(name: str) -> Table:
             for column, value in zip_longest(header, row, fillvalue=""):
                 table[column].append(value)
     return table
+
+
+def read_schema(path: str) -> Any:
+    """Return the columns of a Parquet file and their types."""
+    import pyarrow.parquet as parquet  # slow to import
+
+    with open(path, "rb") as content:  # pyarrow needs paths to be UTF-8
+        return parquet.read_schema(content)
 
 
 def read_parquet(name: str) -> Any:

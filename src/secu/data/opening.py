@@ -63,6 +63,19 @@ def open_source(
     return source if labels is None else source.label(labels)
 
 
+def open_data(data: DataConfig, split: str | None = None, root: Path | None = None) -> Source:
+    """Open the source in a run's settings; if it has splits, by default the one to train on.
+
+    Raises:
+        UserError: There is none, or see ``open_source``.
+    """
+    if data.source is None:
+        raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
+    if split is None and splits_of(data.source):
+        split = data.train
+    return open_source(data.source, data.labels, split, root=root).limited(data.max_pixels)
+
+
 def splits_of(name: str | Path | None) -> tuple[str, ...]:
     """Return the names of the splits of a source; empty if it has none.
 

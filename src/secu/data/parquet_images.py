@@ -8,21 +8,21 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data.archives import require_ratio
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
+from secu.data.manifest import read_schema
 from secu.data.patterns import distinct
 from secu.data.source import Source, file_stamp
 from secu.data.strings import Names
-from secu.data.text import one_line
+from secu.data.text import reading
 
 USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, if there are several
 LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels
@@ -42,10 +42,9 @@ class ParquetImages(Source):
     """Images in a column of one or several Parquet files; ids are the stored paths, or ``FILE/row``."""
 
     def __init__(self, name: str, place: str, files: Sequence[str], column: str, tables: Sequence[Table]) -> None:
-        super().__init__(name, place, _ids(files, tables), columns=_join(tables))
+        super().__init__(name, place, _ids(files, tables), columns=_join(tables), stamps=map(file_stamp, files))
         self.files = tuple(files)
         self.column = column
-        self.stamp_of_files = [file_stamp(file) for file in files]
         groups = [(file, group) for file, table in enumerate(tables) for group in range(len(table.rows))]
         self.groups = groups
         self.starts = np.cumsum([0, *(rows for table in tables for rows in table.rows)])
@@ -70,10 +69,6 @@ class ParquetImages(Source):
             while len(self.kept) > 1 and sum(kept.nbytes for kept in self.kept.values()) > KEPT_BYTES:
                 self.kept.popitem(last=False)
             return self.kept[group]
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of each file."""
-        yield from self.stamp_of_files
 
 
 def read_group(path: str, group: int, column: str) -> Any:
@@ -110,10 +105,7 @@ def open_parquet_images(name: str, files: Sequence[str]) -> Source:
             found = f"{_described(schema)}, unlike {os.path.basename(files[0])} with {_described(first)}"
             raise UserError(f"source: {printable(path)} has the columns {found}")
         tables.append(_read(path, schema, column, names))
-    source: Source = ParquetImages(name, os.path.abspath(name), files, column, tables)
-    if label is None or not any(value not in (None, "") for value in source.columns.get(label, ())):
-        return source
-    return numbered(source.label(label), names.get(label, ()))
+    return labeled(ParquetImages(name, os.path.abspath(name), files, column, tables), label, names.get(label or ""))
 
 
 def image_column(schema: Any) -> str | None:
@@ -124,10 +116,7 @@ def image_column(schema: Any) -> str | None:
 
 def holds_images(path: str) -> bool:
     """Return whether a Parquet file has a column of images."""
-    import pyarrow.parquet as parquet
-
-    with open(path, "rb") as content:
-        return image_column(parquet.read_schema(content)) is not None
+    return image_column(read_schema(path)) is not None
 
 
 def _holds_bytes(field: Any) -> bool:
@@ -152,13 +141,8 @@ def _bytes_of(schema: Any, column: str) -> str:
 
 
 def _schema(path: str) -> Any:
-    import pyarrow.parquet as parquet
-
-    try:
-        with open(path, "rb") as content:
-            return parquet.read_schema(content)
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+    with reading(printable(path)):
+        return read_schema(path)
 
 
 def _described(schema: Any) -> str:
@@ -189,32 +173,34 @@ def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> T
     keys = [field.name for field in schema if any(test(field.type) for test in simple) and field.name != column]
     kind = schema.field(column).type
     inner = [part.name for part in kind] if pa.types.is_struct(kind) else []
-    try:
-        with open(path, "rb") as content, parquet.ParquetFile(content) as file:
-            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
-            columns = {key: _named(table.column(key).to_pylist(), names.get(key)) for key in keys}
-            stored = table.column(column).to_pylist() if "path" in inner else []
-    except Exception as error:
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
+    with reading(printable(path)), open(path, "rb") as content, parquet.ParquetFile(content) as file:
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
+        columns = {key: named(table.column(key).to_pylist(), names.get(key)) for key in keys}
+        stored = table.column(column).to_pylist() if "path" in inner else []
     paths = [None if image is None else image["path"] for image in stored] or [None] * sum(rows)
     return Table(rows, paths, columns)
 
 
-def _named(values: list[Any], names: list[str] | None) -> list[Any]:
+def named(values: list[Any], names: list[str] | None) -> list[Any]:
     """Return labels as the names of their classes; None where they are unknown."""
     if names is None:
         return values
     return [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
 
 
-def numbered(source: Source, names: Sequence[str]) -> Source:
-    """Return a source whose targets are numbered as the classes are in the file."""
+def labeled(source: Source, label: str | None, names: Sequence[str] | None) -> Source:
+    """Return a source with the values of a column as its true labels, if there are any.
+
+    If the file names its classes, they keep its numbers.
+    """
+    if label is None or not any(value not in (None, "") for value in source.columns.get(label, ())):
+        return source
+    source = source.label(label)
     if not names or source.targets is None:
         return source
     number = np.array([*(list(names).index(name) for name in source.class_names), -1], np.int64)
-    targets: NDArray[np.int64] = number[source.targets]
-    return source.replaced(targets=targets, class_names=tuple(names))
+    return source.replaced(targets=number[source.targets], class_names=tuple(names))
 
 
 def _ids(files: Sequence[str], tables: Sequence[Table]) -> Names:

@@ -25,13 +25,11 @@ class Probe(NamedTuple):
         side: The median of the shorter sides, in pixels.
         channels: 1 if every image is gray, else 3.
         values: How the values of an array or of 16-bit files are interpreted (data.values); None if unambiguous.
-        note: One line about that for the user; empty if unambiguous.
     """
 
     side: int
     channels: int
     values: str | None
-    note: str
 
 
 class Header(NamedTuple):

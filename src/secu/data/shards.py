@@ -5,7 +5,6 @@ A sample consists of the members that share a name up to its first dot: ``cat/17
 shard is indexed once. Later, an image is read by its offset, which is why shards must not be compressed.
 """
 
-import io
 import json
 import os
 import posixpath
@@ -13,13 +12,14 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, repeat
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
+from secu.data.archives import MAX_MEMBER, members_of, open_tar
 from secu.data.decode import Raw
 from secu.data.folders import SUFFIXES, is_image
 from secu.data.image_files import BadImage
@@ -27,10 +27,9 @@ from secu.data.listing import Arrays, indexed, packed, unpacked
 from secu.data.patterns import distinct
 from secu.data.source import Skipped, Source, file_stamp
 from secu.data.strings import Names
-from secu.data.text import one_line
+from secu.data.text import reading
 
 LABELS = "cls"  # the column with the true labels
-MAX_IMAGE = 256 << 20  # bytes
 MOST_COLUMNS = 1_000
 MAX_NOTE = 1 << 20  # bytes of a .cls, .txt or .json
 NOTES = (".cls", ".txt", ".json")
@@ -58,9 +57,9 @@ class ShardSource(Source):
             Names.of(f"{start}/{image}" for start, shard in zip(starts, shards, strict=True) for image in shard.names),
             columns=_join_columns(shards),
             skipped=[(f"{s}/{i}", why) for s, shard in zip(starts, shards, strict=True) for i, why in shard.skipped],
+            stamps=map(file_stamp, files),
         )
         self.files = tuple(files)
-        self.stamp_of_files = [file_stamp(file) for file in files]
         self.shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(shard.names) for shard in shards])
         self.offsets = np.concatenate([shard.offsets for shard in shards])
         self.sizes = np.concatenate([shard.sizes for shard in shards])
@@ -74,10 +73,6 @@ class ShardSource(Source):
         if len(data) < size:
             raise BadImage(f"{os.path.basename(self.files[self.shard[i]])} was truncated after it was indexed")
         return data
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of each shard."""
-        yield from self.stamp_of_files
 
 
 def open_shards(pattern: str, files: Sequence[str]) -> Source:
@@ -94,12 +89,8 @@ def open_shards(pattern: str, files: Sequence[str]) -> Source:
 
 def _open(path: str) -> Shard:
     """Return the index of a shard, from the cache if the file has not changed."""
-    try:
+    with reading(f"the shard {printable(path)}"):
         arrays = indexed(path, f"shard {file_stamp(path)}", lambda: _index(path))
-    except UserError:
-        raise
-    except Exception as error:  # tarfile may raise any exception on a damaged file
-        raise UserError(f"source: cannot read the shard {printable(path)}: {one_line(error)}") from None
     columns = {key: unpacked(f"column{number}", arrays) for number, key in enumerate(unpacked("keys", arrays))}
     skipped = list(zip(unpacked("bad", arrays), unpacked("why", arrays), strict=True))
     return Shard(unpacked("names", arrays), arrays["offsets"], arrays["sizes"], columns, skipped)
@@ -110,11 +101,11 @@ def _index(path: str) -> Arrays:
     images: dict[str, dict[str, tuple[int, int]]] = {}  # key of a sample → name of an image → offset and size
     notes: dict[str, dict[str, str]] = {}
     skipped: list[Skipped] = []
-    with _Careful(path) as file:
+    with open(path, "rb", buffering=0) as file:
         _refuse_compressed(path, file.read(6))
         file.seek(0)
-        with tarfile.open(fileobj=cast("IO[bytes]", file), mode="r:") as archive:
-            for info in _members(archive, os.path.getsize(path)):
+        with open_tar(file, MAX_NOTE) as archive:
+            for info in _files(archive, os.path.getsize(path)):
                 name = posixpath.normpath(info.name).lstrip("/")
                 key, ending = _split(name)
                 if is_image(posixpath.basename(name)):
@@ -129,13 +120,9 @@ def _index(path: str) -> Arrays:
     return _arrays(images, notes, skipped)
 
 
-def _members(archive: tarfile.TarFile, end: int) -> Iterator[tarfile.TarInfo]:
-    reached = -1
-    while (info := archive.next()) is not None:
-        archive.members.clear()  # type: ignore[attr-defined]  # otherwise all headers stay in memory
-        if info.offset <= reached or info.size < 0:
-            raise tarfile.ReadError("corrupt header: negative or repeated offset")  # tarfile would loop forever
-        reached = info.offset
+def _files(archive: tarfile.TarFile, end: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a shard but its folders; ``end`` is its size."""
+    for info in members_of(archive):
         if info.isfile() and info.offset_data + info.size > end:
             raise tarfile.ReadError(f"it is truncated in {printable(info.name)}")
         if not info.isdir():
@@ -186,15 +173,6 @@ def _main_images(found: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]
     return main or found
 
 
-class _Careful(io.FileIO):
-    """A file that refuses very large reads, since a header may claim any length."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= MAX_NOTE + tarfile.RECORDSIZE:
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        return super().read(size) or b""
-
-
 def _refuse_compressed(path: str, magic: bytes) -> None:
     kinds = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
     command = next((command for start, command in kinds.items() if magic.startswith(start)), None)
@@ -206,8 +184,8 @@ def _refuse_compressed(path: str, magic: bytes) -> None:
 def _refusal(info: tarfile.TarInfo) -> str:
     if not info.isfile() or info.sparse is not None:
         return "a link, a device or a sparse file"
-    if info.size > MAX_IMAGE:
-        return f"{info.size / 1e6:,.0f} MB; the limit is {MAX_IMAGE / 1e6:,.0f} MB"
+    if info.size > MAX_MEMBER:
+        return f"{info.size / 1e6:,.0f} MB; the limit is {MAX_MEMBER / 1e6:,.0f} MB"
     return ""
 
 

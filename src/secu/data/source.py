@@ -63,6 +63,7 @@ class Source(ABC):
         targets: NDArray[np.int64] | None = None,
         class_names: Iterable[str] = (),
         on_demand: bool = False,
+        stamps: Iterable[str] = (),
     ) -> None:
         self.name = printable(name)
         self.place = place
@@ -73,6 +74,7 @@ class Source(ABC):
         self.targets = targets
         self.class_names = tuple(class_names)
         self.on_demand = on_demand
+        self._stamps = tuple(stamps)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -87,7 +89,7 @@ class Source(ABC):
 
     def stamps(self) -> Iterable[str]:
         """Return strings that change when an image changes, such as sizes and times; empty if unknown."""
-        return ()
+        return self._stamps
 
     def is_read_from(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a file is one of those that contain the images, which must not be overwritten."""
@@ -149,8 +151,7 @@ class Source(ABC):
             raise UserError(f"source: none of {len(bad)} images tried in {self.name} can be read; {bad[0]}")
         side = median_low(min(header.width, header.height) for header in headers)
         channels = 1 if all(header.gray for header in headers) else 3
-        values = self.values_of(None, new=True)
-        return Probe(side, channels, values, self.note(values))
+        return Probe(side, channels, self.values_of(None, new=True))
 
     def values_of(self, wanted: str | None, *, new: bool = False) -> str | None:
         """Return how the values of these images are interpreted, given the interpretation of a run (data.values).
@@ -249,7 +250,7 @@ class FileSource(Source):
 
 
 def file_stamp(path: str) -> str:
-    """Return size and modification time of a single-file source."""
+    """Return size and modification time of a file."""
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns}"
 

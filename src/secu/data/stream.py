@@ -126,11 +126,6 @@ def _finished(pixels: NDArray[np.uint8], futures: Iterable[Future[None]]) -> NDA
     return pixels
 
 
-def decode_now(broken: Broken, numbers: Sequence[int], shape: Shape, values: str | None) -> NDArray[np.uint8]:
-    """Decode one batch, as ``decoded_ahead`` does."""
-    return next(decoded_ahead(broken, [numbers], shape, values))
-
-
 def crop_now(
     broken: Broken, numbers: Sequence[int], choose: Sequence[Choose], shape: Shape, values: str | None
 ) -> NDArray[np.uint8]:

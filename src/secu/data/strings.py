@@ -64,11 +64,6 @@ class Names(Sequence[str]):
     def __repr__(self) -> str:
         return f"Names({list(self[:3])}…, {len(self):,} in all)" if len(self) > 3 else f"Names({list(self)})"
 
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        return len(self.data) + self.ends.nbytes
-
 
 class PathsBelow(Sequence[str]):
     """The path of each id below a folder, joined when it is needed: a million paths would take memory."""

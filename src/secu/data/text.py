@@ -1,7 +1,10 @@
-"""Sorting and displaying arbitrary file names."""
+"""Sorting and displaying arbitrary file names, and reporting files that cannot be read."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from secu.base.errors import UserError
 from secu.base.names import printable
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -34,6 +37,26 @@ def one_line(error: BaseException | str) -> str:
     text = error if isinstance(error, str) else _message(error)
     text = printable(" ".join(text.split()))
     return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+
+
+def with_type(error: BaseException) -> str:
+    """Return an error as one short line that starts with its type."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn any exception into a ``UserError`` that names the file: on a damaged one, libraries may raise anything.
+
+    Args:
+        name: The file, as it is shown.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"source: cannot read {name}: {one_line(error)}") from None
 
 
 def _message(error: BaseException) -> str:

@@ -5,7 +5,7 @@ shown in reports and sorted into folders; training uses the vectors alone.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from secu.base.errors import UserError
 from secu.base.names import printable, unescape
 from secu.data.decode import Raw
 from secu.data.image_files import BadImage
-from secu.data.manifest import read_parquet
+from secu.data.manifest import read_parquet, read_schema
 from secu.data.probe import Probe
 from secu.data.rows import FileRows, fits_in_memory, open_npy, read_npy_header
 from secu.data.source import Shape, Source, file_stamp
-from secu.data.text import one_line
+from secu.data.text import reading
 
 COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several
 MARK = b"secu"  # key in the metadata of a Parquet file whose texts are escaped (names.py): written by ``secu embed``
@@ -62,8 +62,7 @@ class VectorSource(Source):
             ids = _unique_ids(paths)
             base = os.path.dirname(place)
             self.paths = [os.path.normpath(os.path.join(base, path)) for path in paths]
-        super().__init__(name, place, ids, columns=columns)
-        self.stamp = stamp
+        super().__init__(name, place, ids, columns=columns, stamps=[stamp])
         self.has_folders = paths is not None
 
     def read(self, i: int, values: str | None = None) -> Raw:
@@ -100,13 +99,9 @@ class VectorSource(Source):
     def probe(self) -> Probe:
         """Return size and channels of the pictures; both are 0 if there are none."""
         try:
-            return super().probe() if self.paths is not None else Probe(0, 0, None, "")
+            return super().probe() if self.paths is not None else Probe(0, 0, None)
         except UserError:  # the pictures are gone, which matters only for display
-            return Probe(0, 0, None, "")
-
-    def stamps(self) -> Iterator[str]:
-        """Return size and modification time of the file."""
-        yield self.stamp
+            return Probe(0, 0, None)
 
 
 def open_vectors(path: str) -> VectorSource:
@@ -131,10 +126,7 @@ def has_vectors(path: str) -> bool:
         with open(path, "rb") as file:
             header = read_npy_header(file)
         return len(header.shape) == 2 and header.dtype.kind == "f"
-    import pyarrow.parquet as parquet
-
-    with open(path, "rb") as content:  # pyarrow cannot open a path that is not UTF-8
-        return vector_column(parquet.read_schema(content)) is not None
+    return vector_column(read_schema(path)) is not None
 
 
 def vector_column(schema: Any) -> str | None:
@@ -161,16 +153,12 @@ def vector_column(schema: Any) -> str | None:
 
 def _read_parquet(path: str) -> tuple[NDArray[Any], dict[str, list[Any]]]:
     """Return the vectors in a Parquet file, and its other columns."""
-    try:
+    with reading(printable(path)):  # there may be damaged pages behind a readable header, or columns of the same name
         table = read_parquet(path)
         name = vector_column(table.schema)
         assert name is not None
         column = table.column(name).combine_chunks()
         return _matrix(path, name, column), _texts(table.drop_columns([name]))
-    except UserError:
-        raise
-    except Exception as error:  # damaged pages behind a readable header, columns of the same name
-        raise UserError(f"source: cannot read {printable(path)}: {one_line(error)}") from None
 
 
 def _texts(table: Any) -> dict[str, list[Any]]:

@@ -119,7 +119,7 @@ class Method(nn.Module):
         return Conclusion()
 
     def predictor(self, level: int | None = None) -> Predictor:
-        """Return the model for inference; with a ``level``, for so many groups of the finest head's clusters."""
+        """Return the model for inference; with a ``level``, for that many groups of the finest head's clusters."""
         config = self.config
         centers_MD = self.clustering.answer_centers()
         groups = self.clustering.groups()

@@ -1,4 +1,4 @@
-"""How many clusters a run reports, if that is left to it: heads of several sizes are compared without labels.
+"""How many clusters a run reports, if it chooses the number: heads of several sizes are compared without labels.
 
 The score of a clustering is its mean silhouette: how much closer images are to their own cluster than to the next one.
 It is measured on the feature vectors that a run was trained on, because training separates the clusters of every head

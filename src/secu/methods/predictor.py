@@ -153,8 +153,7 @@ class Predictor(nn.Module):
         All processes must call this. The parts consist of whole batches, so that the numbers do not depend on them.
         """
         batches = batches_of(torch.arange(len(images)), images, self.all_centers.device)
-        world = processes.world()
-        parts = [batches[r * len(batches) // world : (r + 1) * len(batches) // world] for r in range(world)]
+        parts = [batches[part.start : part.stop] for part in processes.parts_of(len(batches))]
         own_N = torch.cat([torch.arange(0), *parts[processes.rank()]])
         embeddings_ND = collectives.gather_rows(self.embed(images, own_N), [sum(map(len, part)) for part in parts])
         if images.broken is not None:

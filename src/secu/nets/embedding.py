@@ -227,7 +227,7 @@ def _build(path: Path, work: Embedding, row: int) -> None:
 def _join(parts: Sequence[Path]) -> None:
     """Append all other parts to the first one."""
     if not all(part.is_file() for part in parts):
-        raise UserError(f"cache: {parts[0].parent} must be a folder that all machines share; set SECU_DATA")
+        raise UserError(f"cache: {parts[0].parent} must be a folder shared by all machines; set SECU_DATA")
     with open(parts[0], "ab") as file:
         for other in parts[1:]:
             file.write(other.read_bytes())
@@ -236,7 +236,7 @@ def _join(parts: Sequence[Path]) -> None:
 
 def _complete(file: IO[bytes], work: Embedding, row: int) -> None:
     """Append the missing rows to this process's part, which may hold the first ones."""
-    part = processes.part_of(len(work.source))
+    part = processes.parts_of(len(work.source))[processes.rank()]
     done = min(file.seek(0, os.SEEK_END) // row, len(part))
     file.truncate(done * row)
     file.seek(done * row)

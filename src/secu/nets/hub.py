@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from secu.base.errors import UserError
 from secu.config import EncoderConfig
+from secu.data.text import with_type
 from secu.nets.backbones import Backbone
 from secu.nets.pretrained import (
     HUB,
@@ -24,7 +25,6 @@ from secu.nets.pretrained import (
     commit_of,
     find_folder,
     license_of,
-    one_line,
     read_json,
     require_extra,
     weight_files,
@@ -140,7 +140,7 @@ def hub(config: EncoderConfig, channels: int) -> Hub:
                 output_loading_info=True,
             )
     except Exception as error:  # a damaged file may raise any exception, from several libraries
-        raise UserError(f"encoder.backbone: {backbone}: cannot be loaded: {one_line(error)}") from None
+        raise UserError(f"encoder.backbone: {backbone}: cannot be loaded: {with_type(error)}") from None
     unused = "pooler." if family.pooling == "first" else ()
     missing = sorted(name for name in report["missing_keys"] if not name.startswith(unused))
     if missing:  # the library would initialize them randomly
@@ -163,7 +163,7 @@ def describe(backbone: str) -> Pretraining:
         config = getattr(config, "vision_config", config)
         features = int(config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size)
     except Exception as error:
-        raise UserError(f"encoder.backbone: {backbone}: config.json cannot be used: {one_line(error)}") from None
+        raise UserError(f"encoder.backbone: {backbone}: config.json cannot be used: {with_type(error)}") from None
     size, mean, std = read_preprocessing(backbone, folder)
     commit = commit_of(folder)
     kind = config.model_type
@@ -211,7 +211,7 @@ def read_preprocessing(backbone: str, folder: Path) -> tuple[int, tuple[float, .
         if size < 1 or min(std) <= 0:
             raise ValueError(f"size {size}, std {std}")
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        reason = f"size, image_mean or image_std of its preprocessor is missing or not valid: {one_line(error)}"
+        reason = f"size, image_mean or image_std of its preprocessor is missing or not valid: {with_type(error)}"
         raise UserError(f"encoder.backbone: {backbone}: {reason}") from None
     return size, mean, std
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from secu.base.errors import UserError
+from secu.data.text import with_type
 
 HUB = "hf:"  # "hf:NAME-OR-FOLDER" is a model on the Hugging Face hub, or a folder in its format
 # Kind of backbone → the package that it needs, and the extra that installs it.
@@ -100,7 +101,7 @@ def weights_id(backbone: str) -> str:
         lite0.weights_file()  # raises where it does not have this checksum
         weights = lite0.CHECKSUM
     elif backbone.startswith(HUB):
-        weights = weights_digest(backbone)
+        weights = hub_weights_id(backbone)
     else:
         raise UserError(f"encoder.backbone: {backbone} has no pretrained weights; valid: lite0, hf:NAME-OR-FOLDER")
     known = describe(backbone)
@@ -172,7 +173,7 @@ def download(name: str, weights: tuple[str, ...]) -> Path:
     try:
         return Path(hub.snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
-        reason = one_line(error)
+        reason = with_type(error)
         if isinstance(error, hub.errors.LocalEntryNotFoundError):
             reason = "the hub cannot be reached; without a network, give the folder of a model"
         elif isinstance(error, hub.errors.GatedRepoError):
@@ -189,7 +190,7 @@ def weight_files(folder: Path) -> list[Path]:
     return safe or [path for pattern in PICKLED for path in sorted(folder.glob(pattern))]
 
 
-def weights_digest(backbone: str) -> str:
+def hub_weights_id(backbone: str) -> str:
     """Return the commit of a named model from the hub, or a digest of the files in a folder."""
     require_extra(backbone)
     folder = find_folder(backbone, weights=True)
@@ -230,10 +231,5 @@ def read_json(backbone: str, path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:
-        raise UserError(f"encoder.backbone: {backbone}: {path.name} cannot be read: {one_line(error)}") from None
+        raise UserError(f"encoder.backbone: {backbone}: {path.name} cannot be read: {with_type(error)}") from None
     return content
-
-
-def one_line(error: Exception) -> str:
-    """Return an exception as one line of at most 200 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

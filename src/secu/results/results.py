@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -14,7 +13,6 @@ from secu.cluster.metrics import score_known
 from secu.data import Images
 from secu.methods.predictor import Predictor, outlier_limits
 from secu.nets.pretrained import describe
-from secu.results.cells import disarm
 from secu.results.exemplars import choose_exemplars, draw_exemplars
 from secu.results.found import Results
 from secu.results.health import warnings_of
@@ -27,7 +25,6 @@ from secu.train.run import Run
 
 __all__ = ["Results", "find_results", "write_report", "write_results"]
 
-CLUSTER_COLUMNS = ("cluster", "size", "cohesion", "outlier_below", "suggested_name")
 ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
 
 
@@ -127,22 +124,28 @@ def _write_tables(run: Run, results: Results) -> None:
     """Write assignments.csv, assignments.parquet, clusters.csv and skipped.csv."""
     table = make_table(results.ids, results.predictions, results.outlier, results.images.columns, results.labels)
     for kind in ("csv", "parquet"):
-        write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, table=table))
-    run.write_csv("clusters.csv", CLUSTER_COLUMNS, _cluster_rows(results))
+        _write(run.path / f"assignments.{kind}", table)
+    _write(run.path / "clusters.csv", _cluster_table(results))
     skipped = [*results.images.skipped, *results.images.repeated]
-    rows = [(disarm(escape(name)), disarm(escape_text(reason))) for name, reason in skipped]
-    run.write_csv("skipped.csv", ("id", "reason"), rows)
+    reasons = [escape_text(reason) for _, reason in skipped]
+    _write(run.path / "skipped.csv", {"id": [escape(name) for name, _ in skipped], "reason": reasons})
 
 
-def _write_table(path: Path, *, kind: str, table: Table) -> None:
-    with table_writer(path, kind) as writer:
-        writer.write(table)
+def _write(path: Path, table: Table) -> None:
+    def write(temporary: Path) -> None:
+        with table_writer(temporary, path.suffix[1:]) as writer:
+            writer.write(table)
+
+    write_atomically(path, write)
 
 
-def _cluster_rows(results: Results) -> list[tuple[int, int, str, str, str]]:
-    rows = []
-    for cluster, limit in enumerate(results.limits.tolist()):
-        cosines = results.predictions.cosine[results.predictions.cluster == cluster]
-        cohesion = float(cosines.mean()) if len(cosines) else 0.0
-        rows.append((cluster, len(cosines), f"{cohesion:.6f}", f"{limit:.6f}", " ".join(results.suggestions[cluster])))
-    return rows
+def _cluster_table(results: Results) -> Table:
+    """Return one row per cluster."""
+    of_each = [results.predictions.cosine[results.predictions.cluster == c] for c in range(len(results.limits))]
+    return {
+        "cluster": list(range(len(of_each))),
+        "size": [len(cosines) for cosines in of_each],
+        "cohesion": [f"{cosines.mean() if len(cosines) else 0.0:.6f}" for cosines in of_each],
+        "outlier_below": [f"{limit:.6f}" for limit in results.limits.tolist()],
+        "suggested_name": [" ".join(words) for words in results.suggestions],
+    }

@@ -45,7 +45,7 @@ class Checkpoint:
     ) -> "Checkpoint":
         """Copy the state of a run, on its device."""
         middle = step.middle() if in_epoch else {}
-        return cls(_copied(method.state_dict()), _copied(step.momentum()), epochs_done, seconds, middle)
+        return cls(copied(method.state_dict()), copied(step.momentum()), epochs_done, seconds, middle)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -61,15 +61,15 @@ class Checkpoint:
             run: The folder.
             trained: Name prefixes of the tensors that make up the trained model.
         """
-        tensors = _on_host(self.tensors)
+        tensors = on_host(self.tensors)
         run.save_model(MODEL, select(tensors, trained))
         run.save_state(
             {
                 "epochs_done": self.epochs_done,
                 "seconds": self.seconds,
-                "momentum": _on_host(self.momentum),
+                "momentum": on_host(self.momentum),
                 "tensors": tensors,
-                "middle": _on_host(self.middle),
+                "middle": on_host(self.middle),
             }
         )
 
@@ -156,7 +156,7 @@ def _tree_of(config: Config, tensors: Mapping[str, Tensor], keys: Sequence[str],
 
 def model_tensors(method: Method) -> dict[str, Tensor]:
     """Return the tensors of the trained model, in host memory."""
-    tensors = _on_host(select(method.state_dict(), method.trained_tensors))
+    tensors = on_host(select(method.state_dict(), method.trained_tensors))
     for keys, tree in ((TREE, method.clustering.tree), (FINEST, method.clustering.finest)):
         tensors |= dict(zip(keys, tree, strict=True)) if tree else {}
     return tensors
@@ -175,9 +175,11 @@ def _alike(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
     )
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy on the same device."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors in host memory, as a file needs them."""
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

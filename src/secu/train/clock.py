@@ -79,4 +79,4 @@ class Clock:
     def out_of_time(self) -> bool:
         """Whether another epoch, with its scores and checkpoint, would end after the limit."""
         whole_epoch = self.epoch_seconds / self.epoch_share
-        return time.monotonic() - self.started + whole_epoch + self.longest_end > self.limit
+        return self.elapsed + whole_epoch + self.longest_end > self.limit

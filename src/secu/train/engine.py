@@ -31,10 +31,8 @@ def load_compiler(engine: str) -> None:
 
 
 def _import_compiler() -> None:
-    for name in (
-        "torch._dynamo",
-        "torch._inductor.compile_fx",
-    ):  # they import each other, so no other thread may import one of them at the same time
+    """Import modules that import each other, so that no other thread may import one of them at the same time."""
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
         importlib.import_module(name)
 
 

@@ -84,7 +84,7 @@ def _epoch(
 
 
 def _keep_middle(sessions: Sequence[Session], clock: Clock, interruption: OneInterruption) -> None:
-    """Copy the states of all runs in the middle of a long epoch; now and then, write them."""
+    """Copy the states of all runs in the middle of a long epoch; every ten minutes, write them."""
     for session in sessions:
         session.remember_middle(clock)
     clock.copy()

@@ -18,28 +18,23 @@ version. The exception is metrics.jsonl, which grows by one line per epoch; a tr
 is built out of sight and put into place with its first checkpoint: see place.py.
 """
 
-import csv
 import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from secu.base import processes
 from secu.base.errors import UserError, shortened
-from secu.base.files import write_atomically, write_json, write_text
-from secu.base.yamls import read_yaml
+from secu.base.files import write_json
 from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
-from secu.settings import flatten, merge, resolve, with_shape
+from secu.settings import flatten, with_shape
 from secu.train.place import (
     MODEL,
     OLD_STATE,
-    OUTCOMES,
     STATE,
     finish_replacement,
     holds_files,
@@ -48,13 +43,13 @@ from secu.train.place import (
     put_in_place,
     require_unlocked,
 )
-from secu.train.records import read_known, read_metrics, read_outcome, read_record
+from secu.train.records import Records
 from secu.train.tensors import read_old_state, read_state, read_tensors, write_state, write_tensors
 
 ATTEMPTS = 3  # a model and run.json may be replaced between reading one and the other
 
 
-class Run:
+class Run(Records):
     """A run folder.
 
     Attributes:
@@ -75,8 +70,6 @@ class Run:
         if resume and force:
             raise UserError("--resume and --force cannot be combined")
         if processes.is_main():
-            if path.exists() and not path.is_dir():
-                raise UserError(f"out: {path} is a file; choose a new folder")
             require_unlocked(path)
             cls._check_content(path, force=force, resume=resume)
         processes.barrier()
@@ -97,6 +90,8 @@ class Run:
 
     @classmethod
     def _check_content(cls, path: Path, *, force: bool, resume: bool) -> None:
+        if path.exists() and not path.is_dir():
+            raise UserError(f"out: {path} is a file; choose a new folder")
         if not holds_files(path):
             return
         finish_replacement(path)
@@ -109,21 +104,20 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
-        """Begin a new run next to the old one, if any, which is replaced by ``put_in_place``.
+        """Begin a new run in a folder that is empty or, with ``force``, holds a run to be replaced.
 
         Raises:
-            UserError: The folder contains anything but a run, or a run without ``force``.
+            UserError: The folder contains anything else.
         """
-        if path.exists() and not path.is_dir():
-            raise UserError(f"out: {path} is a file; choose a new folder")
         cls._check_content(path, force=force, resume=False)
-        return cls._begin(path, config)
+        return cls.begin(path, config)
 
     @classmethod
-    def _begin(cls, path: Path, config: Config) -> "Run":
+    def begin(cls, path: Path, config: Config) -> "Run":
+        """Begin a new run next to the old one, if any, which ``put_in_place`` replaces; nothing is checked."""
         run = cls(path)
         run.folder = new_folder(path)
-        run._write_config(config)
+        run.write_config(config)
         return run
 
     def put_in_place(self) -> "Run":
@@ -134,21 +128,14 @@ class Run:
         return self
 
     @classmethod
-    def start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run":
-        """Create the run folder, or open it to resume with the same settings."""
-        run = cls.check_start(path, config, resume=resume, force=force)
-        return cls._begin(path, config) if run is None or not run.has_checkpoint() else run
-
-    @classmethod
-    def check_start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> "Run | None":
-        """Run the checks of ``start`` without touching the folder; return the run to resume, if any."""
+    def check_start(cls, path: Path, config: Config, *, resume: bool, force: bool) -> None:
+        """Raise if a run with these settings must not start in a folder, or continue the run in it."""
         cls._check_content(path, force=force, resume=resume)
         if config.init_from and Path(config.init_from).resolve() == path.resolve():
             raise UserError(f"init_from: {config.init_from} is the run that would be replaced; choose another folder")
         run = cls.to_resume(path) if resume else None
         if run is not None:
             run.require_settings(config)
-        return run
 
     def require_settings(self, config: Config) -> None:
         """Raise if the settings differ from those the run was started with, except settings its method amended."""
@@ -192,86 +179,6 @@ class Run:
             return "secu" in cls.open(path).record().get("versions", {})
         except UserError:  # a file named config.yaml proves nothing
             return False
-
-    def config(self) -> Config:
-        """Return the settings of the run."""
-        path = self.folder / "config.yaml"
-        settings = read_yaml(path, "run")
-        if not isinstance(settings, dict):
-            raise UserError(f"run: {path} does not contain a config")
-        return resolve(settings)
-
-    def _write_config(self, config: Config) -> None:
-        write_text(self.folder / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-
-    def amend(self, change: Mapping[str, Any]) -> Config:
-        """Change settings of a finished run that do not affect its weights, and return the new config."""
-        config = resolve(merge(self.config().model_dump(mode="json"), change))
-        self._write_config(config)
-        return config
-
-    def images(self) -> dict[str, int | None] | None:
-        """Return ids and checksums of the training images; None if they were not recorded."""
-        return read_known(self.folder / "images.json")
-
-    def outcome(self) -> dict[str, Any]:
-        """Return the summary that the method reported; empty if there is none."""
-        found = [self.folder / name for name in OUTCOMES if (self.folder / name).is_file()]
-        return read_outcome(found[0]) if found else {}
-
-    def write_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Write the summary that the method reported."""
-        write_json(self.folder / OUTCOMES[0], outcome)
-        for earlier in OUTCOMES[1:]:
-            (self.folder / earlier).unlink(missing_ok=True)
-
-    def warnings(self) -> tuple[str, ...]:
-        """Return the method's own warnings."""
-        return tuple(self.outcome().get("warnings", ()))
-
-    def number_reasons(self) -> tuple[str, ...]:
-        """Return why the run has its number of clusters, in plain words; empty if the user gave that number."""
-        number = self.outcome().get("number", {})
-        return tuple(number.get("reasons", ()))
-
-    @property
-    def finished(self) -> bool:
-        """Whether training is complete."""
-        return bool(self.record().get("finished"))
-
-    def unfinished(self) -> str:
-        """Return a warning if training is not complete; an empty string if it is."""
-        if self.finished:
-            return ""
-        record = self.record()
-        done = record.get("epochs_done", len(self.metrics()))
-        total = self.config().optim.total_epochs
-        command = f"secu {record['command']}" if record.get("command") else "the original command"
-        return f"training stopped after {done:,} of {total:,} epochs; to continue, run {command} with --resume"
-
-    def record(self) -> dict[str, Any]:
-        """Return run.json; empty before the first checkpoint."""
-        return read_record(self.folder / "run.json")
-
-    def write_record(self, record: Mapping[str, Any]) -> None:
-        """Write run.json, with the checksum of the model."""
-        model = self.folder / MODEL
-        digest = {"model_sha256": hashlib.sha256(model.read_bytes()).hexdigest()} if model.is_file() else {}
-        write_json(self.folder / "run.json", {**record, **digest})
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the records of all epochs, ignoring a last line truncated by a crash."""
-        return read_metrics(self.folder / "metrics.jsonl")
-
-    def keep_metrics(self, epochs: int) -> None:
-        """Drop the records of epochs that the checkpoint does not include."""
-        records = [record for record in self.metrics() if record["epoch"] < epochs]
-        write_text(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
-
-    def add_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one epoch's record."""
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
@@ -329,14 +236,3 @@ class Run:
             if not known or file.sha256 in known:
                 return file.tensors
         raise UserError(f"run: {path} is not the model that run.json describes (its checksum differs); restore it")
-
-    def write_csv(self, name: str, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-        """Write a table atomically."""
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(header)
-                writer.writerows(rows)
-
-        write_atomically(self.folder / name, write)

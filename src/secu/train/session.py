@@ -14,7 +14,7 @@ from secu.config import Config
 from secu.data import Images
 from secu.methods import Conclusion, build_method
 from secu.settings import flatten
-from secu.train.checkpoint import Checkpoint, load_method, load_tensors, model_tensors, select
+from secu.train.checkpoint import Checkpoint, copied, load_method, load_tensors, model_tensors, on_host, select
 from secu.train.clock import Clock
 from secu.train.device import name_of, versions
 from secu.train.feed import Feed, ResidentFeed
@@ -63,7 +63,7 @@ class Session:
         self.engine = engine
         self.command = command
         self.listener = listener
-        self.resume = resume
+        self.resumed = resume and self.run.has_checkpoint()
         self.beside = beside
         self.method = build_method(config, len(images), images.shape, device)
         self.step = Step(self.method, images, device, compiled=engine != "eager", feed=feed)
@@ -81,8 +81,7 @@ class Session:
 
     def _prepare(self) -> None:
         """Restore the last checkpoint, or initialize the method."""
-        resumed = self.resume and self.run.has_checkpoint()
-        if resumed:
+        if self.resumed:
             checkpoint = Checkpoint.load(self.run)
             checkpoint.restore(self.run, self.method, self.step)
             self.epochs_done = checkpoint.epochs_done
@@ -90,9 +89,9 @@ class Session:
             self.best_score = float(self.run.metadata(BEST).get("best", -math.inf))
             self.amended = self.run.record().get("amended", [])
         first = None
-        if self.config.init_from is not None and (not resumed or self.method.needs_first_run):
+        if self.config.init_from is not None and (not self.resumed or self.method.needs_first_run):
             first = load_method(Run.open(Path(self.config.init_from)), self.device)
-        self.method.prepare(self.images, first, resumed=resumed)
+        self.method.prepare(self.images, first, resumed=self.resumed)
         if (inputs := self.method.inputs()) is not None:
             self.step.feed = ResidentFeed(inputs)
 
@@ -106,13 +105,14 @@ class Session:
         """Whether all epochs are done."""
         return self.epochs_done == self.config.optim.total_epochs
 
-    def begin(self, *, force: bool = False) -> None:
-        """Begin a new run or open the one to resume, and report the start of training.
+    def begin(self) -> None:
+        """Begin a new run or continue the one in the folder, and report the start of training.
 
         Of several processes, only the main one writes to the folder.
         """
         if processes.is_main():
-            self.run = Run.start(self.run.path, self.config, resume=self.resume, force=force)
+            if not self.resumed:
+                self.run = Run.begin(self.run.path, self.config)
             self.run.keep_metrics(self.epochs_done)
         self.listener.started(
             engine=self.engine,
@@ -175,7 +175,7 @@ class Session:
         self.best_score = max(score, self.best_score)
         if score >= self.best_score - AS_GOOD:
             trained = select(self.method.state_dict(), self.method.trained_tensors)
-            self.best = {name: tensor.detach().clone() for name, tensor in trained.items()}
+            self.best = copied(trained)
             self.best_epoch = record["epoch"]
 
     def finish(self, test: Images | None) -> None:
@@ -191,9 +191,8 @@ class Session:
 
     def _write_best(self) -> None:
         if self.best is not None:
-            tensors = {name: tensor.cpu().contiguous() for name, tensor in self.best.items()}
             noted = {"epoch": str(self.best_epoch), "best": str(self.best_score)}
-            self.run.save_model(BEST, tensors, noted)
+            self.run.save_model(BEST, on_host(self.best), noted)
             self.best = None
 
     def remember(self) -> None:

@@ -68,7 +68,8 @@ class Step:
         self.generator = torch.Generator(device)
         method.generator = self.generator
         inputs = 2 if self.config.neighbors.count else 1  # of an image and its partner
-        self.feed = feed or build_feed(images, inputs * max(map(_own_size, self.sizes)), device, method.crops)
+        largest = max(len(range(size)[collectives.part_of(size)]) for size in self.sizes)
+        self.feed = feed or build_feed(images, inputs * largest, device, method.crops)
         self.compiled_call = CompiledCall() if compiled else call_directly
         # Inputs of a step other than weights; updated in place once per epoch.
         self.order = torch.zeros(len(images), dtype=torch.int64, device=device)
@@ -232,12 +233,6 @@ class Step:
         """Restore the momentum of a checkpoint in place, since a captured graph may refer to the buffers."""
         for number, buffer in self.momentum().items():
             buffer.copy_(state[number])
-
-
-def _own_size(size: int) -> int:
-    """Return how many images of a batch this process computes."""
-    own = collectives.part_of(size)
-    return int(own.stop - own.start)
 
 
 def _mix(seed: int, epoch: int, purpose: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from secu.base.errors import UserError
 from secu.base.files import write_atomically
+from secu.data.text import one_line
 
 STATE_PARTS = ("tensors", "momentum", "middle")
 OLD_STATE_KEYS = {"tensors": dict, "momentum": dict, "epochs_done": int, "seconds": float}
@@ -39,9 +40,8 @@ def write_tensors(
     """Write a safetensors file; ``before`` is called with the complete temporary file before it is renamed."""
 
     def write(temporary: Path) -> None:
-        temporary.write_bytes(
-            save(dict(tensors), dict(metadata or {}))
-        )  # save_file would use a temporary file of its own
+        # Not save_file, which would use a temporary file of its own.
+        temporary.write_bytes(save(dict(tensors), dict(metadata or {})))
         if before is not None:
             before(temporary)
 
@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> TensorFile:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
     except (SafetensorError, ValueError, KeyError) as error:  # KeyError: a dtype that torch does not have
-        raise UserError(f"run: {path} is not a safetensors file ({_short(error)})") from None
+        raise UserError(f"run: {path} is not a safetensors file ({one_line(error)})") from None
     require_finite(path, tensors)
     return TensorFile(tensors, header.get("__metadata__", {}), hashlib.sha256(content).hexdigest())
 
@@ -106,7 +106,3 @@ def read_old_state(path: Path) -> dict[str, Any]:
         raise UserError(f"run: {path} is not a checkpoint written by secu")
     require_finite(path, state["tensors"] | state["momentum"])
     return state
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
