@@ -1,6 +1,6 @@
 """Compute the results of a trained model and write the files of a finished run: tables, exemplars, report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -63,8 +63,10 @@ def write_results(
         busy: Called with a description of each slow step.
     """
     busy = busy or Listener().busy  # does nothing
+    busy("looking for near-duplicates")
+    kept = results.kept
     busy("writing the tables")
-    _write_tables(run, results)
+    _write_tables(run, results, None if kept is None else kept.tolist())
     if not pictures:
         return
     busy("writing the report")
@@ -123,9 +125,10 @@ def _facts(run: Run) -> dict[str, str]:
     return facts
 
 
-def _write_tables(run: Run, results: Results) -> None:
+def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> None:
     """Write assignments.csv, assignments.parquet, clusters.csv and skipped.csv."""
-    table = make_table(results.ids, results.predictions, results.outlier, results.images.columns, results.labels)
+    columns = results.images.columns
+    table = make_table(results.ids, results.predictions, results.outlier, columns, results.labels, kept)
     for kind in ("csv", "parquet"):
         write_atomically(run.path / f"assignments.{kind}", partial(_write_table, kind=kind, table=table))
     run.write_csv("clusters.csv", CLUSTER_COLUMNS, _cluster_rows(results))

@@ -1,0 +1,19 @@
+// ---------------------------------------------------------------------------------------------------------------
+// Near-duplicates: groups of images that are the same picture.
+
+function drawDuplicates() {
+  const { groups, sizes, total } = content.duplicates;
+  if (!groups.length) return;
+  const all = plural(total, "group", "groups");
+  $("duplicates-count").textContent = groups.length < total ? `The ${groups.length} largest of ${all}.` : `${all}.`;
+  $("duplicate-groups").append(...groups.map((list, place) => duplicateGroup(list, sizes[place])));
+}
+
+function duplicateGroup(list, size) {
+  const name = facts(list[0]).name;
+  const more = size > list.length && h("p", { class: "muted" }, `${count(list.length)} of ${imageCount(size)} are shown.`);
+  return h("article", { class: "panel same", "aria-label": `Same picture as ${oneLine(name, 120)}` },
+    h("h3", {}, imageCount(size)),
+    strip(list, `Same picture as ${oneLine(name, 60)}`),
+    h("p", { class: "muted" }, `Kept: ${oneLine(name)}`), more);
+}
