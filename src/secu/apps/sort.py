@@ -62,18 +62,19 @@ def sort_run(
     predictor = load_predictor(run, choose_device(device), level)
     if names is not None:
         read_rows(names, clusters)  # fail early, before images are read
-    left_out = _duplicates(run) if without_duplicates else frozenset()
+    kept_instead = _duplicates(run) if without_duplicates else {}
     with _building(destination) as place:
         images = images_of(run, listener or Listener(), root=data, device=device)
         found = predictor.predict(images)
         cluster_of = found.cluster.tolist()
         edits = read_edits(names, clusters, dict(zip(images.ids, cluster_of, strict=True)))
         readable = set(images.readable_rows()) if images.broken else range(len(images))
+        present = {images.ids[index] for index in readable} if kept_instead else set()
         best_first = filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist())
         folder_of = {
             index: WRONG if images.ids[index] in edits.wrong else edits.folders[cluster_of[index]]
             for index in best_first
-            if images.ids[index] not in left_out
+            if kept_instead.get(images.ids[index]) not in present
         }
         try:
             # Include empty clusters, unless clusters were merged.
@@ -84,16 +85,16 @@ def sort_run(
     return len(folder_of)
 
 
-def _duplicates(run: Run) -> frozenset[str]:
-    """Return the ids of all images that are near-duplicates of a larger one."""
+def _duplicates(run: Run) -> dict[str, str]:
+    """Return the image to keep instead of each near-duplicate."""
     path = run.path / "assignments.csv"
     table = read_assignments(path)
     if DUPLICATE_OF not in table:
         raise UserError(
-            f"without-duplicates: {path} has no column {DUPLICATE_OF}: it was written by an earlier version, or its "
-            "images are a named data set or were decoded on demand; sort without it"
+            f"without-duplicates: {path} has no column {DUPLICATE_OF}: an earlier version wrote it, or its images are "
+            "a named data set or were decoded on demand; sort without it"
         )
-    return frozenset(name for name, kept in zip(table["id"], table[DUPLICATE_OF], strict=True) if kept)
+    return {name: kept for name, kept in zip(table["id"], table[DUPLICATE_OF], strict=True) if kept}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from secu.results.pictures import to_tile
 
 NEIGHBORS = 16  # similar images that each image is compared with
 LEAST_COSINE = 0.6  # of a pair that is compared
-MOST_BITS = 16  # of 143 that differ between two hashes of the same picture; see benchmarks/results/duplicates.txt
+MOST_BITS = 13  # of 143 that differ between two hashes of the same picture; see benchmarks/results/duplicates.txt
 LEAST_SIDE = 32  # pixels; smaller pictures of similar things look the same, so only exact copies count
 FLATTEST = 1.0  # standard deviation of gray values from 0 to 255; a blank picture has no hash
 MOST_IMAGES = 200_000  # of more, only exact copies are found
@@ -139,8 +139,8 @@ def _gray(pixels_CHW: NDArray[np.uint8]) -> Image.Image:
 def _choose(images: Images, first_N: Ints, pairs_P2: Ints) -> Ints:
     """Return the image to keep for every image (N,).
 
-    The largest picture is kept for all pictures that are the same; then the largest of the others, and so on. So no
-    image is left out because of a chain of pictures, each of which is similar to the next.
+    The largest picture, in pixels and then in bytes, is kept for all pictures that are the same; then the largest of
+    the others, and so on. So no image is left out because of a chain of pictures, each of which is similar to the next.
 
     Args:
         images: The images.
@@ -152,9 +152,9 @@ def _choose(images: Images, first_N: Ints, pairs_P2: Ints) -> Ints:
         same[one].append(other)
         same[other].append(one)
     (copies,) = np.nonzero(np.bincount(first_N)[first_N] > 1)
-    pixels = _count_pixels(images, {*same, *copies.tolist()})
+    sizes = _sizes(images, {*same, *copies.tolist()})
     largest: dict[int, int] = {}  # the largest of exact copies, by the first of them; largest pictures first
-    for i in sorted(pixels, key=lambda i: (-pixels[i], i)):
+    for i in sorted(sorted(sizes), key=sizes.__getitem__, reverse=True):  # the first of equally large ones
         largest.setdefault(int(first_N[i]), i)
     kept: dict[int, int] = {}
     for first in largest:
@@ -162,21 +162,22 @@ def _choose(images: Images, first_N: Ints, pairs_P2: Ints) -> Ints:
             for other in same[first]:
                 kept.setdefault(other, first)
     kept_N = np.arange(len(images))
-    for i in pixels:
+    for i in sizes:
         kept_N[i] = largest[kept[int(first_N[i])]]
     return kept_N
 
 
-def _count_pixels(images: Images, index: Iterable[int]) -> dict[int, int]:
-    """Return the number of pixels of the originals of some images; 0 if one cannot be read."""
-    pixels = {}
+def _sizes(images: Images, index: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return the pixels and bytes of the originals of some images; 0 if one cannot be read."""
+    sizes = {}
     for i in sorted(index, key=images.position):  # the fastest order to read
-        pixels[i] = 0
+        sizes[i] = (0, 0)
         with suppress(Exception):  # of a damaged archive, any
             original = images.original(i)
             if isinstance(original, np.ndarray):
-                pixels[i] = original.shape[0] * original.shape[1]
+                sizes[i] = (original.shape[0] * original.shape[1], original.nbytes)
                 continue
             with opened(str(original) if isinstance(original, Path) else original) as image:
-                pixels[i] = image.width * image.height
-    return pixels
+                bytes_ = original.stat().st_size if isinstance(original, Path) else len(original)
+                sizes[i] = (image.width * image.height, bytes_)
+    return sizes

@@ -10,10 +10,9 @@ function drawDuplicates() {
 }
 
 function duplicateGroup(list, size) {
-  const name = facts(list[0]).name;
-  const more = size > list.length && h("p", { class: "muted" }, `${count(list.length)} of ${imageCount(size)} are shown.`);
-  return h("article", { class: "panel same", "aria-label": `Same picture as ${oneLine(name, 120)}` },
-    h("h3", {}, imageCount(size)),
-    strip(list, `Same picture as ${oneLine(name, 60)}`),
-    h("p", { class: "muted" }, `Kept: ${oneLine(name)}`), more);
+  const { name } = facts(list[0]);
+  const label = `Same picture as ${oneLine(name, 120)}`;
+  const shown = size > list.length && h("span", { class: "muted" }, ` · ${count(list.length)} shown`);
+  return h("article", { class: "panel same", "aria-label": label },
+    h("h3", {}, imageCount(size), shown), strip(list, label), h("p", { class: "muted" }, `Kept: ${oneLine(name)}`));
 }
