@@ -19,7 +19,7 @@ from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import Images, VectorSource, load, load_images, open_images, open_source
 from secu.results import duplicates, hashes
-from secu.results.duplicates import MOST_BITS, compare_pictures, kept_images, similar_pairs
+from secu.results.duplicates import MOST_BITS, compare_pictures, is_searched, kept_images, similar_pairs
 from secu.results.hashes import BOXES, FREQUENCIES, MIRROR, SIDE, SPANS, differing_bits, hash_pictures
 from secu.results.results import write_report
 from secu.settings import merge
@@ -191,6 +191,14 @@ def test_few_vectors_have_few_pairs(count):
     assert similar_pairs(torch.ones(count, 3)).tolist() == ([[0, 1]] if count == 2 else [])
 
 
+def test_vectors_that_have_collapsed_do_no_harm(monkeypatch):
+    """All of them are in the same few cells; the others are empty."""
+    monkeypatch.setattr(duplicates, "EXACT", 100)
+    vectors = torch.ones(400, 4)
+    found = similar_pairs(vectors)
+    assert 0 < len(found) <= 400 * (duplicates.NEIGHBORS + 1)
+
+
 # What is found
 
 
@@ -300,12 +308,11 @@ def test_pictures_of_different_things_are_far_apart(photos):
 
 
 def test_named_data_sets_and_images_that_are_decoded_on_demand_are_not_searched(photos):
-    digits = load(DataConfig(source="dataset:digits"))
-    assert kept_images(digits, torch.ones(len(digits), 2)) is None
+    assert not is_searched(load(DataConfig(source="dataset:digits")))
     source = open_source(str(photos))
     on_demand = load_images(source, (3, 64, 64), on_demand=True)
-    assert on_demand.tensor is None
-    assert kept_images(on_demand, torch.ones(len(on_demand), 2)) is None
+    assert not is_searched(on_demand)
+    assert is_searched(loaded(photos))
 
 
 def test_of_very_many_images_only_copies_are_found(monkeypatch, photos):

@@ -200,7 +200,17 @@ def test_warnings_are_those_of_the_run_and_of_the_clusters(tmp_path, monkeypatch
 
 def test_assignments_have_one_row_per_image_in_order(written, results, digits):
     table = read_assignments(written / "assignments.csv")
-    header = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier", "label"]
+    header = [
+        "id",
+        "cluster",
+        "confidence",
+        "second",
+        "second_confidence",
+        "cosine",
+        "outlier",
+        "duplicate_of",
+        "label",
+    ]
     assert list(table) == header
     assert table["id"] == [str(number) for number in range(120)]
     for i, cosine in enumerate(results.embeddings @ results.centers.T):

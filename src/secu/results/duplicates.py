@@ -37,18 +37,19 @@ PAIRS = 4096  # likewise
 Ints = NDArray[np.int64]
 
 
-def kept_images(images: Images, embeddings_ND: Tensor) -> Ints | None:
-    """Return the image to keep for every image (N,): itself, or the largest one that is the same picture.
+def is_searched(images: Images) -> bool:
+    """Return whether near-duplicates are looked for: not in named data sets, nor in images decoded on demand."""
+    is_named = images.source is not None and images.source.name.startswith("dataset:")
+    return not is_named and not (images.tensor is None and images.rows is None)
 
-    Return None for named data sets, and for images that are decoded on demand, of which there are too many.
+
+def kept_images(images: Images, embeddings_ND: Tensor) -> Ints:
+    """Return the image to keep for every image (N,): itself, or the largest one that is the same picture.
 
     Args:
         images: The images.
         embeddings_ND: The embeddings of the images; if their inputs are features, these are compared instead.
     """
-    is_named = images.source is not None and images.source.name.startswith("dataset:")
-    if is_named or (images.tensor is None and images.rows is None):
-        return None
     first_N = _first_copies(images)
     return _choose(images, first_N, _find_pairs(images, embeddings_ND, np.unique(first_N)))
 
@@ -95,7 +96,7 @@ def similar_pairs(vectors_UD: Tensor) -> Ints:
 def _near(vectors_MD: Tensor) -> Tensor:
     """Return the pairs of every vector and its nearest ones (P, 2); it may be one of them."""
     unit_MD = F.normalize(vectors_MD.float(), dim=-1)
-    found = []
+    found = [torch.empty(0, 2, dtype=torch.int64)]
     for start in range(0, len(unit_MD), BLOCK):
         cosines, nearest = (unit_MD[start : start + BLOCK] @ unit_MD.T).topk(min(NEIGHBORS + 1, len(unit_MD)))
         row, place = (cosines >= LEAST_COSINE).nonzero(as_tuple=True)

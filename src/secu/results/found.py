@@ -10,7 +10,7 @@ from torch import Tensor
 from secu.cluster.metrics import Scores
 from secu.data import Images
 from secu.methods.predictor import Predictions
-from secu.results.duplicates import Ints, kept_images
+from secu.results.duplicates import Ints, is_searched, kept_images
 from secu.results.words import suggest_names
 
 
@@ -58,7 +58,7 @@ class Results:
     @cached_property
     def kept(self) -> Ints | None:
         """The image to keep for every image (N,): itself, or a near-duplicate; None if they were not looked for."""
-        return kept_images(self.images, self.embeddings)
+        return kept_images(self.images, self.embeddings) if is_searched(self.images) else None
 
     @property
     def duplicates(self) -> int:

@@ -15,6 +15,7 @@ from secu.data import Images
 from secu.methods.predictor import Predictor, outlier_limits
 from secu.nets.pretrained import describe
 from secu.results.cells import disarm
+from secu.results.duplicates import is_searched
 from secu.results.exemplars import choose_exemplars, draw_exemplars
 from secu.results.found import Results
 from secu.results.health import warnings_of
@@ -63,7 +64,8 @@ def write_results(
         busy: Called with a description of each slow step.
     """
     busy = busy or Listener().busy  # does nothing
-    busy("looking for near-duplicates")
+    if is_searched(results.images):
+        busy("looking for near-duplicates")
     kept = results.kept
     busy("writing the tables")
     _write_tables(run, results, None if kept is None else kept.tolist())
