@@ -113,7 +113,8 @@ def times(images: Images, data: Path | None) -> Iterator[str]:
     pixels = small.fetch(torch.arange(len(small)))
     means = F.avg_pool2d(pixels.float(), 4).flatten(1)
     vectors = means - means.mean(1, keepdim=True)
-    yield f"{len(small):,} images of CIFAR-10 with vectors of {vectors.shape[1]}: {seconds_of(small, vectors):.1f} s of CPU time"
+    seconds = seconds_of(small, vectors)
+    yield f"{len(small):,} images of CIFAR-10 with vectors of {vectors.shape[1]}: {seconds:.1f} s of CPU time"
 
 
 def main() -> None:

@@ -158,7 +158,7 @@ def test_predict_writes_a_file_and_counts_what_it_left_out(secu, run, tmp_path):
     assert json.loads((tmp_path / "p.jsonl").read_text())["id"] == "good.png"
 
 
-@pytest.mark.parametrize("option", [[], ["--link"], ["--copy"]])
+@pytest.mark.parametrize("option", [[], ["--link"], ["--copy"], ["--without-duplicates"]])
 def test_sort_prints_where_the_pictures_are(secu, run, tmp_path, option):
     result = secu("sort", run, tmp_path / "sorted", *option)
     assert (result.code, result.err, result.out) == (0, "", f"120 images in {tmp_path / 'sorted'}\n")

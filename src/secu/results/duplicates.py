@@ -1,8 +1,8 @@
 """Near-duplicates: images that are the same picture, even if one was resized, recompressed, cropped or mirrored.
 
 Exact copies have the same input. Others are found among images with similar vectors, and confirmed by perceptual
-hashes (hashes.py).
-Shapes: N images, U of them without exact copies, M in a cell, D dimensions, P pairs, H hashed pictures.
+hashes (hashes.py). Shapes: N images, U of them without exact copies, M in a cell, D dimensions, P pairs, H hashed
+pictures.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ MOST_IMAGES = 200_000  # of more, only exact copies are found
 EXACT = 5_000  # images up to which all are compared with each other
 CELLS_EACH = 3  # cells that an image is in, if there are more
 BLOCK = 512  # images that are processed at a time
-PAIRS = 4096  # likewise
+PAIRS = 4096  # pairs of pictures that are compared at a time
 
 Ints = NDArray[np.int64]
 

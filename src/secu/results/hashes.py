@@ -13,7 +13,7 @@ SIDE = 64  # S
 FREQUENCIES = 12  # F
 WHOLE = (0, SIDE)
 SPANS = (WHOLE, (0, 62), (2, 62), (0, 60), (2, 60), (4, 60))  # start and length of windows in one direction, in pixels
-FAR = 60  # of 143 bits; whole pictures differ in fewer if 5% of one were cropped (benchmarks/results/duplicates.txt)
+FAR = 60  # of 143 bits that whole pictures may differ in; it was at most 59 in 400 copies that were cropped by 5%
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

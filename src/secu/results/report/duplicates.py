@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 
 from secu.results.found import Results
+from secu.results.report.values import Ints
 
 MOST_GROUPS = 60  # that are shown
 MOST_PICTURES = 6  # of a group that are shown
 
 
 def duplicate_groups(results: Results) -> dict[str, Any]:
-    """Return the largest groups, each with the image to keep first, and how many images and groups there are."""
+    """Return the largest groups, the image to keep first; how many images each has; and how many groups there are."""
     if not results.duplicates or results.kept is None:
         return {"groups": [], "sizes": [], "total": 0}
     kept_U, sizes_U = np.unique(results.kept, return_counts=True)
@@ -26,7 +27,7 @@ def duplicate_groups(results: Results) -> dict[str, Any]:
     }
 
 
-def _pictures(kept_N: np.ndarray[Any, np.dtype[np.int64]], kept: int) -> list[int]:
+def _pictures(kept_N: Ints, kept: int) -> list[int]:
     """Return the first pictures of a group, the one to keep before the others."""
     members = np.flatnonzero(kept_N == kept)
     others: list[int] = members[members != kept][: MOST_PICTURES - 1].tolist()
