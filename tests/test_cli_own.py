@@ -114,7 +114,8 @@ def test_fit_prints_its_progress_and_where_to_look(run, home):
     assert lines[3] == "reading images: 120 of 120"
     assert lines[4] == "training on cpu, engine eager"
     first = lines.index("assigning all images")
-    assert lines[first : first + 3] == ["assigning all images", "writing the tables", "writing the report"]
+    steps = ["assigning all images", "looking for near-duplicates", "writing the tables", "writing the report"]
+    assert lines[first : first + 4] == steps
     assert any(re.fullmatch(r"ACC 0\.\d{4}  NMI 0\.\d{4}  ARI -?0\.\d{4} *", line) for line in lines)
     assert re.fullmatch(r"finished in \d+ s; open runs/digits/report\.html", lines[-1])
     assert (run / "report.html").is_file()
@@ -140,7 +141,7 @@ def test_predict_writes_a_file_and_counts_what_it_left_out(secu, run, tmp_path):
     assert json.loads((tmp_path / "p.jsonl").read_text())["id"] == "good.png"
 
 
-@pytest.mark.parametrize("option", [[], ["--link"], ["--copy"]])
+@pytest.mark.parametrize("option", [[], ["--link"], ["--copy"], ["--without-duplicates"]])
 def test_sort_prints_where_the_pictures_are(secu, run, tmp_path, option):
     result = secu("sort", run, tmp_path / "sorted", *option)
     assert (result.code, result.err, result.out) == (0, "", f"120 images in {tmp_path / 'sorted'}\n")

@@ -47,7 +47,7 @@ FILES = [
     "skipped.csv",
     "state.safetensors",
 ]
-COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier"]
+COLUMNS = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier", "duplicate_of"]
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

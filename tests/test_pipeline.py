@@ -145,18 +145,17 @@ def test_a_command_that_uses_a_run_builds_its_method_once(tiny_fit, tiny_picture
 
 
 class Phases(Listener):
-    """Notes when the report begins."""
+    """Notes how many calls there were before each slow step."""
 
     def __init__(self, calls: list) -> None:
         self.calls = calls
-        self.before_report = 0
+        self.before: dict[str, int] = {}
 
     def busy(self, what: str) -> None:
-        if what == "writing the report":
-            self.before_report = len(self.calls)
+        self.before.setdefault(what, len(self.calls))
 
 
-def test_each_picture_is_decoded_once_for_training_and_at_most_once_for_the_report(tmp_path, monkeypatch):
+def test_each_picture_is_decoded_once_for_training_hashes_and_report(tmp_path, monkeypatch):
     """The originals are larger than what the model sees, so the report shows them."""
     (tmp_path / "p").mkdir()
     for number, pixels in enumerate(digits(40)[0]):
@@ -167,9 +166,13 @@ def test_each_picture_is_decoded_once_for_training_and_at_most_once_for_the_repo
     prepared = prepare(request_of(tmp_path / "p", encoder="scratch", overrides=none, cache=tmp_path / "cache"))
     finished = fit(prepared, tmp_path / "run", listener=phases)
     assert finished.results.images.shape == (1, 16, 16)
-    training = Counter(Path(path).name for path, *_ in decoded[: phases.before_report])
-    report = Counter(Path(path).name for path, *_ in decoded[phases.before_report :])
+    first = phases.before["looking for near-duplicates"]
+    last = phases.before["writing the report"]
+    training, hashes, report = (
+        Counter(Path(path).name for path, *_ in part) for part in (decoded[:first], decoded[first:last], decoded[last:])
+    )
     assert training == {f"{number}.png": 1 for number in range(40)}
+    assert max(hashes.values()) == 1
     assert report == training  # all 40 are shown: on cards, on the sheet of exemplars or on the map
 
 
@@ -322,8 +325,9 @@ def test_a_listener_hears_everything_in_order(tmp_path):
     epoch = ["stepped", "stepped", "epoch"]
     heard = list(dict.fromkeys(listener.heard[7:]))
     assert listener.heard[:7] == ["started", *epoch, *epoch]
-    assert heard[:3] == ["assigning all images", "writing the tables", "writing the report"]
-    assert heard[3:] == (["warned", "ended"] if finished.warnings else ["ended"])
+    steps = ["assigning all images", "looking for near-duplicates", "writing the tables", "writing the report"]
+    assert heard[:4] == steps
+    assert heard[4:] == (["warned", "ended"] if finished.warnings else ["ended"])
     assert listener.records == finished.run.metrics()
     assert finished.results.scores._asdict() == {name: listener.records[-1][name] for name in ("acc", "nmi", "ari")}
 

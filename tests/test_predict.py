@@ -41,13 +41,18 @@ def predicted(run, source, path, **more):
     return rows_of(path), len(skipped)
 
 
+def without_duplicates(rows):
+    """Return the rows without the column that predict does not write."""
+    return [{name: value for name, value in row.items() if name != "duplicate_of"} for row in rows]
+
+
 # The same answers
 
 
 def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "AT_ONCE", 120)  # as many as training looks at together: digit for digit
     assert predict_source(run, open_source(pictures), str(tmp_path / "p.csv"), "cpu") == []
-    assert (tmp_path / "p.csv").read_bytes() == (run.path / "assignments.csv").read_bytes()
+    assert rows_of(tmp_path / "p.csv") == without_duplicates(rows_of(run.path / "assignments.csv"))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 119, 120, 1000])

@@ -200,7 +200,17 @@ def test_warnings_are_those_of_the_run_and_of_the_clusters(tmp_path, monkeypatch
 
 def test_assignments_have_one_row_per_image_in_order(written, results, digits):
     table = read_assignments(written / "assignments.csv")
-    header = ["id", "cluster", "confidence", "second", "second_confidence", "cosine", "outlier", "label"]
+    header = [
+        "id",
+        "cluster",
+        "confidence",
+        "second",
+        "second_confidence",
+        "cosine",
+        "outlier",
+        "duplicate_of",
+        "label",
+    ]
     assert list(table) == header
     assert table["id"] == [str(number) for number in range(120)]
     for i, cosine in enumerate(results.embeddings @ results.centers.T):
@@ -262,12 +272,12 @@ def test_pictures_are_optional_and_progress_is_reported(tmp_path, results):
     run = make_run(tmp_path / "run", record=None)  # nothing but the report needs run.json
     reported = []
     write_results(run, results, pictures=False, busy=reported.append)
-    assert reported == ["writing the tables"]
+    assert reported == ["looking for near-duplicates", "writing the tables"]
     assert not (run.path / "report.html").exists()
     assert not (run.path / "exemplars.png").exists()
     whole = make_run(tmp_path / "whole")
     write_results(whole, results, busy=reported.append)
-    assert reported[1:] == ["writing the tables", "writing the report"]
+    assert reported[2:] == ["looking for near-duplicates", "writing the tables", "writing the report"]
 
 
 def test_every_picture_is_decoded_at_most_once_for_sheet_and_report_together(tmp_path, run, results, digits):

@@ -182,6 +182,8 @@ def _finish(session: Session, test: Images | None, *, report: bool) -> Finished:
     for warning in results.warnings:
         session.listener.warned(warning)
     session.listener.ended()
+    if results.duplicates:
+        session.listener.note(f"near-duplicates of other images: {results.duplicates:,}; see the report")
     return Finished(run, session.epochs_done, session.seconds, results, results.warnings)
 
 

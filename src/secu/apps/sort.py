@@ -18,6 +18,8 @@ from secu.data.folders import is_image, spelled_out
 from secu.data.image_files import BadImage, opened
 from secu.data.text import one_line
 from secu.results.edits import WRONG, ranked, read_edits, read_rows
+from secu.results.reading import read_assignments
+from secu.results.tables import DUPLICATE_OF
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
 from secu.train.listener import Listener
@@ -31,6 +33,7 @@ def sort_run(
     copy: bool,
     names: Path | None = None,
     level: int | None = None,
+    without_duplicates: bool = False,
     data: Path | None = None,
     device: str = "auto",
     listener: Listener | None = None,
@@ -47,6 +50,7 @@ def sort_run(
         names: The table downloaded from the report: its cluster names become folder names, merged clusters share a
             folder, and images marked as wrong get a separate one.
         level: Cut the tree of the finest clusters into so many groups, instead of the run's own clusters.
+        without_duplicates: Of near-duplicates, take only the largest picture.
         data: The folder of data sets.
         device: auto, cuda, mps or cpu.
         listener: Notified of images that no longer exist.
@@ -58,16 +62,19 @@ def sort_run(
     predictor = load_predictor(run, choose_device(device), level)
     if names is not None:
         read_rows(names, clusters)  # fail early, before images are read
+    kept_instead = _duplicates(run) if without_duplicates else {}
     with _building(destination) as place:
         images = images_of(run, listener or Listener(), root=data, device=device)
         found = predictor.predict(images)
         cluster_of = found.cluster.tolist()
         edits = read_edits(names, clusters, dict(zip(images.ids, cluster_of, strict=True)))
         readable = set(images.readable_rows()) if images.broken else range(len(images))
+        present = {images.ids[index] for index in readable} if kept_instead else set()
         best_first = filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist())
         folder_of = {
             index: WRONG if images.ids[index] in edits.wrong else edits.folders[cluster_of[index]]
             for index in best_first
+            if kept_instead.get(images.ids[index]) not in present
         }
         try:
             # Include empty clusters, unless clusters were merged.
@@ -76,6 +83,18 @@ def sort_run(
         except OSError as error:
             raise UserError(f"sort: cannot write {destination}: {one_line(error)}") from None
     return len(folder_of)
+
+
+def _duplicates(run: Run) -> dict[str, str]:
+    """Return the image to keep instead of each near-duplicate."""
+    path = run.path / "assignments.csv"
+    table = read_assignments(path)
+    if DUPLICATE_OF not in table:
+        raise UserError(
+            f"without-duplicates: {path} has no column {DUPLICATE_OF}: an earlier version wrote it, or its images are "
+            "a named data set or were decoded on demand; sort without it"
+        )
+    return {name: kept for name, kept in zip(table["id"], table[DUPLICATE_OF], strict=True) if kept}
 
 
 @contextmanager

@@ -206,6 +206,9 @@ def sort(
         Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
     ] = None,
     level: Level = None,
+    without_duplicates: Annotated[
+        bool, typer.Option("--without-duplicates", help="Of near-duplicates, take only the largest picture.")
+    ] = False,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
@@ -218,7 +221,15 @@ def sort(
     folder = Run.open(run)
     with ConsoleListener(errors) as listener:
         count = sort_run(
-            folder, destination, copy=copy, names=names, level=level, data=data, device=device, listener=listener
+            folder,
+            destination,
+            copy=copy,
+            names=names,
+            level=level,
+            without_duplicates=without_duplicates,
+            data=data,
+            device=device,
+            listener=listener,
         )
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
     warn_if_unfinished(folder)

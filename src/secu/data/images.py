@@ -162,7 +162,7 @@ class Images:
 
         stored = self.shape[-1] if len(self.shape) == 3 else 0
         order = sorted(sides, key=self.position)
-        sides = {i: min(sides[i], self._original_side) if self.source else 0 for i in order}
+        sides = {i: min(sides[i], self.original_side) if self.source else 0 for i in order}
         at_hand = [i for i, side in sides.items() if stored and side <= stored]
         for first in range(0, len(at_hand), CHUNK):
             part = at_hand[first : first + CHUNK]
@@ -194,7 +194,7 @@ class Images:
                         yield i, np.full((channels, sides[i], sides[i]), 255, np.uint8)
 
     @cached_property
-    def _original_side(self) -> int:
+    def original_side(self) -> int:
         """The shorter side of the originals, as the median of a sample; 0 if they are not available."""
         try:
             return self.source.probe().side if self.source else 0

@@ -6,6 +6,7 @@ tables.py     assignments as CSV, Parquet or JSON lines
 reading.py    the tables of a run, read back
 cells.py      CSV cells that spreadsheets must not evaluate
 health.py     warnings in plain language
+duplicates.py images that are the same picture; hashes.py compares pictures
 pictures.py   images for display, each decoded at most once
 exemplars.py  one sheet with the most typical images of every cluster
 report/       an HTML page to explore, name and merge clusters, and to download the result

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from secu.cluster.metrics import Scores
 from secu.data import Images
 from secu.methods.predictor import Predictions
+from secu.results.duplicates import Ints, is_searched, kept_images
 from secu.results.words import suggest_names
 
 
@@ -52,6 +54,16 @@ class Results:
     def suggestions(self) -> list[list[str]]:
         """Words that set each cluster apart, from file names, folders and the columns of the source; may be empty."""
         return suggest_names(self.ids, self.images.columns, self.predictions.cluster.cpu().numpy(), len(self.centers))
+
+    @cached_property
+    def kept(self) -> Ints | None:
+        """The image to keep for every image (N,): itself, or a near-duplicate; None if they were not looked for."""
+        return kept_images(self.images, self.embeddings) if is_searched(self.images) else None
+
+    @property
+    def duplicates(self) -> int:
+        """The number of images that are near-duplicates of the one to keep."""
+        return 0 if self.kept is None else int((self.kept != np.arange(len(self.kept))).sum())
 
     @property
     def labels(self) -> list[str] | None:

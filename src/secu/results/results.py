@@ -1,6 +1,6 @@
 """Compute the results of a trained model and write the files of a finished run: tables, exemplars, report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from secu.cluster.metrics import score_known
 from secu.data import Images
 from secu.methods.predictor import Predictor, outlier_limits
 from secu.nets.pretrained import describe
+from secu.results.duplicates import is_searched
 from secu.results.exemplars import choose_exemplars, draw_exemplars
 from secu.results.found import Results
 from secu.results.health import warnings_of
@@ -60,8 +61,11 @@ def write_results(
         busy: Called with a description of each slow step.
     """
     busy = busy or Listener().busy  # does nothing
+    if is_searched(results.images):
+        busy("looking for near-duplicates")
+    kept = results.kept
     busy("writing the tables")
-    _write_tables(run, results)
+    _write_tables(run, results, None if kept is None else kept.tolist())
     if not pictures:
         return
     busy("writing the report")
@@ -120,9 +124,10 @@ def _facts(run: Run) -> dict[str, str]:
     return facts
 
 
-def _write_tables(run: Run, results: Results) -> None:
+def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> None:
     """Write assignments.csv, assignments.parquet, clusters.csv and skipped.csv."""
-    table = make_table(results.ids, results.predictions, results.outlier, results.images.columns, results.labels)
+    columns = results.images.columns
+    table = make_table(results.ids, results.predictions, results.outlier, columns, results.labels, kept)
     for kind in ("csv", "parquet"):
         _write(run.path / f"assignments.{kind}", table)
     _write(run.path / "clusters.csv", _cluster_table(results))

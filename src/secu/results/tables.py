@@ -28,6 +28,7 @@ OURS: dict[str, type] = {
     "cosine": float,
     "outlier": bool,
 }
+DUPLICATE_OF = "duplicate_of"  # column with the id of the image that is the same picture and is kept; else empty
 LABEL = "label"  # column with the name of the true class, if known
 FORMATS = ("csv", "jsonl", "parquet")
 DIGITS = 6  # decimals of a number in a table
@@ -39,8 +40,18 @@ def make_table(
     outlier: Tensor | None,
     columns: Mapping[str, Sequence[Any]],
     labels: Sequence[str] | None = None,
+    kept: Sequence[int] | None = None,
 ) -> Table:
-    """Return one row per image: our own columns, the true label, and the columns of the source."""
+    """Return one row per image: our own columns, the true label, and the columns of the source.
+
+    Args:
+        ids: The name of each image.
+        predictions: The two best clusters of every image.
+        outlier: Whether each image is an outlier, if known.
+        columns: The columns of the source, by name.
+        labels: The true class of each image, if known.
+        kept: The image to keep for each image, which is itself or a near-duplicate, if known.
+    """
     table: Table = {
         "id": [escape(name) for name in ids],
         "cluster": predictions.cluster.tolist(),
@@ -51,6 +62,8 @@ def make_table(
     }
     if outlier is not None:
         table["outlier"] = outlier.tolist()
+    if kept is not None:
+        table[DUPLICATE_OF] = ["" if k == i else escape(ids[k]) for i, k in enumerate(kept)]
     if labels is not None:
         table[LABEL] = [writable(label) for label in labels]
     for name, column in zip(_names(columns), columns.values(), strict=True):
@@ -68,7 +81,7 @@ def _names(columns: Iterable[str]) -> list[str]:
     names: list[str] = []
     for column in columns:
         name = str(writable(column))
-        while name in OURS or name == LABEL or name in names:
+        while name in (*OURS, DUPLICATE_OF, LABEL, *names):
             name = f"source_{name}"
         names.append(name)
     return names

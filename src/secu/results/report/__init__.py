@@ -1,7 +1,7 @@
 """The report: a single HTML file to explore, correct and share the clusters of a run.
 
 data.py         the input of a report
-build.py        the content of the page as plain values; cards.py and truth.py compute parts of it
+build.py        the content of the page as plain values; cards.py, duplicates.py and truth.py compute parts of it
 layout.py       embeddings → points on a map
 limits.py       bounds on the text of the page
 thumbnails.py   pictures → sprite sheets within a byte budget

@@ -76,6 +76,7 @@ function start() {
   new ResizeObserver(drawCurves).observe($("charts"));
   $("numbers").closest("details").addEventListener("toggle", drawNumbers, { once: true });
   drawTruth();
+  drawDuplicates();
   describeEdits();
   followSections();
   listen();

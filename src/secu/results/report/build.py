@@ -13,6 +13,7 @@ import numpy as np
 from secu.results.found import Results
 from secu.results.report.cards import KINDS, cluster_cards
 from secu.results.report.data import LOSSES, ReportData
+from secu.results.report.duplicates import duplicate_groups
 from secu.results.report.layout import lay_out, sample
 from secu.results.report.limits import fit_names, thin
 from secu.results.report.truth import compare_to_classes, has_truth
@@ -27,7 +28,9 @@ def content(data: ReportData) -> dict[str, Any]:
     results = data.results
     cards = cluster_cards(results)
     points = map_points(results)
-    on_cards = list(dict.fromkeys(i for card in cards for kind in KINDS for i in card[kind]))
+    same = duplicate_groups(results)
+    shown = [card[kind] for card in cards for kind in KINDS] + same["groups"]
+    on_cards = list(dict.fromkeys(i for row in shown for i in row))
     on_map = sorted(set(points["index"]) - set(on_cards))
     return {
         "fingerprint": fingerprint(data),
@@ -41,6 +44,7 @@ def content(data: ReportData) -> dict[str, Any]:
         "losses": list(data.losses),
         "curves": curves(data.metrics, data.losses),
         "truth": compare_to_classes(results),
+        "duplicates": same,
     }
 
 

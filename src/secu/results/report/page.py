@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from secu.base.names import escape_text, printable
@@ -30,7 +30,7 @@ LEAST = 2_500_000  # bytes reserved for pictures
 NAMES = 4_000_000  # maximum total size in bytes for embedding the names of all images, for the download
 MARGIN = 300_000  # bytes for the template, with a title, warnings and facts
 FEW_PIXELS = 20  # maximum width at which pixels are drawn as squares
-STYLES = ("base.css", "sections.css")
+STYLES = ("base.css", "sections.css", "duplicates.css")
 SCRIPTS = (  # in this order
     "base.js",
     "edits.js",
@@ -42,6 +42,7 @@ SCRIPTS = (  # in this order
     "explore.js",
     "charts.js",
     "truth.js",
+    "duplicates.js",
     "app.js",
 )
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
@@ -81,8 +82,14 @@ class Report:
         on_cards, on_map, level = make_sheets(pictures, self.on_cards, self.on_map, budget)
         shown["pixelated"] = level is LEVELS[0] and on_cards.width <= FEW_PIXELS
         shown["sheets"] = [on_cards.payload(), on_map.payload()]
-        template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return template.from_string(asset("template.html.j2")).render(
+        templates = Environment(
+            loader=FunctionLoader(asset),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        return templates.get_template("template.html.j2").render(
             **described,
             policy=policy(style, script),
             style=Markup(style),
@@ -105,6 +112,7 @@ def overview(data: ReportData) -> dict[str, Any]:
         "scores": data.results.scores,
         "seconds": duration(data.metrics[-1].get("seconds")) if data.metrics else None,
         "has_truth": has_truth(data.results),
+        "duplicates": data.results.duplicates,
     }
 
 

@@ -1,0 +1,34 @@
+"""Groups of near-duplicates: images that are the same picture."""
+
+from typing import Any
+
+import numpy as np
+
+from secu.results.found import Results
+from secu.results.report.values import Ints
+
+MOST_GROUPS = 60  # that are shown
+MOST_PICTURES = 6  # of a group that are shown
+
+
+def duplicate_groups(results: Results) -> dict[str, Any]:
+    """Return the largest groups, the image to keep first; how many images each has; and how many groups there are."""
+    if not results.duplicates or results.kept is None:
+        return {"groups": [], "sizes": [], "total": 0}
+    kept_U, sizes_U = np.unique(results.kept, return_counts=True)
+    several_U = sizes_U > 1
+    kept_U = kept_U[several_U]
+    sizes_U = sizes_U[several_U]
+    shown = np.argsort(-sizes_U, kind="stable")[:MOST_GROUPS]
+    return {
+        "groups": [_pictures(results.kept, int(kept)) for kept in kept_U[shown]],
+        "sizes": sizes_U[shown].tolist(),
+        "total": len(kept_U),
+    }
+
+
+def _pictures(kept_N: Ints, kept: int) -> list[int]:
+    """Return the first pictures of a group, the one to keep before the others."""
+    members = np.flatnonzero(kept_N == kept)
+    others: list[int] = members[members != kept][: MOST_PICTURES - 1].tolist()
+    return [kept, *others]
