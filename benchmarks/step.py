@@ -2,7 +2,7 @@
 
     python benchmarks/step.py                                  # recipe cifar10 on this machine's best device
     python benchmarks/step.py --recipe imagenet --images 4096  # ResNet-50, batches of 1,024, heads of up to 10,000
-    python benchmarks/step.py --features 768 --clusters 1000 --images 1280000   # what secu fit does with feature vectors
+    python benchmarks/step.py --features 768 --clusters 1000 --images 1280000  # secu fit of feature vectors
     torchrun --nproc-per-node 1 benchmarks/step.py             # with the collectives of several processes
     python benchmarks/step.py --images 64 --device cpu encoder.backbone=small heads=[4] optim.batch_size=16
 
