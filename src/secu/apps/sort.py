@@ -17,7 +17,7 @@ from secu.data import Images
 from secu.data.folders import is_image, spelled_out
 from secu.data.image_files import BadImage, opened
 from secu.data.text import one_line
-from secu.results.edits import WRONG, ranked, read_edits, read_rows
+from secu.results.edits import ranked, read_edits, read_rows
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
 from secu.train.listener import Listener
@@ -65,10 +65,7 @@ def sort_run(
         edits = read_edits(names, clusters, dict(zip(images.ids, cluster_of, strict=True)))
         readable = set(images.readable_rows()) if images.broken else range(len(images))
         best_first = filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist())
-        folder_of = {
-            index: WRONG if images.ids[index] in edits.wrong else edits.folders[cluster_of[index]]
-            for index in best_first
-        }
+        folder_of = {index: edits.folder(images.ids[index], cluster_of[index]) for index in best_first}
         try:
             # Include empty clusters, unless clusters were merged.
             _make_folders(place, edits.folders if names is None else folder_of.values())

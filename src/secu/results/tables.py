@@ -29,6 +29,8 @@ OURS: dict[str, type] = {
     "outlier": bool,
 }
 LABEL = "label"  # column with the name of the true class, if known
+LEAF = "leaf"  # column with the cluster of the finest head, if that is not the run's own
+TYPES = OURS | {LEAF: int}
 FORMATS = ("csv", "jsonl", "parquet")
 DIGITS = 6  # decimals of a number in a table
 
@@ -39,8 +41,9 @@ def make_table(
     outlier: Tensor | None,
     columns: Mapping[str, Sequence[Any]],
     labels: Sequence[str] | None = None,
+    leaf: Tensor | None = None,
 ) -> Table:
-    """Return one row per image: our own columns, the true label, and the columns of the source."""
+    """Return one row per image: our own columns, the true label, the leaf of the tree, and the source's columns."""
     table: Table = {
         "id": [escape(name) for name in ids],
         "cluster": predictions.cluster.tolist(),
@@ -53,7 +56,9 @@ def make_table(
         table["outlier"] = outlier.tolist()
     if labels is not None:
         table[LABEL] = [writable(label) for label in labels]
-    for name, column in zip(_names(columns), columns.values(), strict=True):
+    if leaf is not None:
+        table[LEAF] = leaf.tolist()
+    for name, column in zip(_names(columns, table), columns.values(), strict=True):
         table[name] = [writable(value) for value in column]
     return table
 
@@ -63,12 +68,13 @@ def _rounded(values: Tensor) -> list[float]:
     return rounded
 
 
-def _names(columns: Iterable[str]) -> list[str]:
-    """Return unique names for the source's columns that do not clash with our own."""
+def _names(columns: Iterable[str], ours: Iterable[str]) -> list[str]:
+    """Return unique names for the source's columns that do not clash with our own, used here or not."""
+    reserved = {*OURS, LABEL, *ours}
     names: list[str] = []
     for column in columns:
         name = str(writable(column))
-        while name in OURS or name == LABEL or name in names:
+        while name in reserved or name in names:
             name = f"source_{name}"
         names.append(name)
     return names
@@ -101,7 +107,7 @@ class CsvWriter:
         if not self.has_header:
             self.writer.writerow(table if self.raw else map(disarm, table))
             self.has_header = True
-        numbers = [name for name, kind in OURS.items() if kind is not str]
+        numbers = [name for name, kind in TYPES.items() if kind is not str]
         columns = [
             values if self.raw or name in numbers else map(disarm, values)  # most columns are numbers: fast
             for name, values in table.items()
@@ -136,11 +142,11 @@ class ParquetWriter:
         import pyarrow.parquet as pq
 
         kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-        schema = pa.schema([(name, kinds[OURS.get(name, str)]) for name in table])
+        schema = pa.schema([(name, kinds[TYPES.get(name, str)]) for name in table])
         if self.writer is None:
             self.writer = pq.ParquetWriter(self.file, schema)
         typed = {
-            name: values if name in OURS else [None if value is None else str(value) for value in values]
+            name: values if name in TYPES else [None if value is None else str(value) for value in values]
             for name, values in table.items()
         }
         self.writer.write_table(pa.table(typed, schema=schema))

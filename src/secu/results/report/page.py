@@ -23,6 +23,7 @@ from secu.results.report.build import content, summarize
 from secu.results.report.data import ReportData
 from secu.results.report.limits import LONGEST_CONFIG, LONGEST_TEXT, MOST_WARNINGS, shorten
 from secu.results.report.thumbnails import LEVELS, make_sheets
+from secu.results.report.tree import has_tree
 from secu.results.report.truth import has_truth
 
 BUDGET = 9_500_000  # maximum size of the file in bytes
@@ -30,16 +31,21 @@ LEAST = 2_500_000  # bytes reserved for pictures
 NAMES = 4_000_000  # maximum total size in bytes for embedding the names of all images, for the download
 MARGIN = 300_000  # bytes for the template, with a title, warnings and facts
 FEW_PIXELS = 20  # maximum width at which pixels are drawn as squares
-STYLES = ("base.css", "sections.css")
+STYLES = ("base.css", "sections.css", "tree.css")
 SCRIPTS = (  # in this order
     "base.js",
+    "units.js",
     "edits.js",
+    "cut.js",
     "download.js",
     "pictures.js",
     "cards.js",
+    "filter.js",
     "compare.js",
     "map.js",
     "explore.js",
+    "dots.js",
+    "branches.js",
     "charts.js",
     "truth.js",
     "app.js",
@@ -70,7 +76,7 @@ class Report:
         script = bundle()
         shown = dict(self.content)
         described = overview(self.data)
-        table = {name: shown.pop(name) for name in ("ids", "cluster")}
+        table = {name: shown.pop(name) for name in ("ids", "cluster", "leaf")}
         used = sum(size_of(part) for part in (style, script, to_json(shown), to_json(described["config"]))) + MARGIN
         most = min(NAMES, BUDGET - LEAST - used)
         long = sum(map(len, table["ids"])) > most  # encoding it only to measure it would take very long
@@ -105,6 +111,7 @@ def overview(data: ReportData) -> dict[str, Any]:
         "scores": data.results.scores,
         "seconds": duration(data.metrics[-1].get("seconds")) if data.metrics else None,
         "has_truth": has_truth(data.results),
+        "has_tree": has_tree(data.results),
     }
 
 

@@ -1,0 +1,49 @@
+"""The leaves of a run's tree: the cluster of every image in the finest head.
+
+Shapes: N images, L leaves, D dimensions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secu.cluster.clustering import Clustering
+from secu.cluster.tree import Tree
+
+LEAST = 3  # leaves of a tree that is worth showing
+ROWS = 16_384  # images that are compared with the leaves at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """The finest clusters of N images.
+
+    Attributes:
+        tree: The tree over the leaves.
+        centers: Centers of the leaves (L, D).
+        leaf: The leaf of each image, as its position in the tree (N,).
+        cosine: The cosine of each image to the center of its leaf (N,).
+    """
+
+    tree: Tree
+    centers: Tensor
+    leaf: Tensor
+    cosine: Tensor
+
+    def column(self, cluster_N: Tensor) -> Tensor | None:
+        """Return each image's cluster in the finest head for a table; None if they are the run's own clusters."""
+        numbers_N = self.tree.leaves[self.leaf]
+        return None if torch.equal(numbers_N, cluster_N) else numbers_N
+
+
+def find_leaves(clustering: Clustering, embeddings_ND: Tensor) -> Leaves | None:
+    """Return the nearest leaf of every image, as ``--level`` assigns it; None if the tree has hardly any."""
+    tree = clustering.finest_tree()
+    if len(tree.leaves) < LEAST:
+        return None
+    centers_LD = clustering.leaf_centers(tree).cpu()
+    best = [(part_BD @ centers_LD.T).max(-1) for part_BD in embeddings_ND.cpu().split(ROWS)]
+    if not best:
+        return None
+    return Leaves(tree, centers_LD, torch.cat([b.indices for b in best]), torch.cat([b.values for b in best]))
