@@ -3,9 +3,9 @@
     python benchmarks/report.py build FOLDER             # 3, 30 and 1,000 clusters → FOLDER/3.html, …
     python benchmarks/report.py measure FOLDER           # open each in Chromium → benchmarks/results/report.json
 
-Each report has 100,000 images of 96 pixels and a tree of three leaves per cluster (at least 12). Measured are the size of
-the file, the first contentful paint, when the page answers (its scripts have run), how long a search takes until
-its result is painted, and how long cutting the tree takes.
+Each report has 100,000 images of 96 pixels and a tree of three leaves per cluster (at least 12). Measured are the size
+of the file, the first contentful paint, when the page answers (its scripts have run, so a search would work), and how
+long a search and a cut of the tree take until their result is painted.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from defaults import checked_out, hardware
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from defaults import checked_out, hardware
 from secu.cluster.tree import grow_tree
 from secu.data import Images
 from secu.methods.predictor import Predictions, outlier_limits
@@ -127,7 +127,7 @@ const done = arguments[0];
 new PerformanceObserver(list => {
   const paint = list.getEntriesByName("first-contentful-paint")[0];
   const [page] = performance.getEntriesByType("navigation");
-  if (paint) done({ first_paint: paint.startTime, answers: page.domContentLoadedEventStart, loaded: page.loadEventEnd });
+  if (paint) done({ first_paint: paint.startTime, answers: page.domContentLoadedEventStart });
 }).observe({ type: "paint", buffered: true });
 """
 AFTER = """

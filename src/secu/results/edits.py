@@ -20,11 +20,11 @@ SAME = 0.95  # minimum share of matching clusters; a different device may assign
 
 
 class Edits(NamedTuple):
-    """The folder of each cluster, the ids of images marked as wrong, and each image's own folder if clusters were split."""
+    """The folder of each cluster, and the ids of images marked as wrong."""
 
     folders: list[str]
     wrong: set[str]
-    by_id: Mapping[str, str] = {}
+    by_id: Mapping[str, str] = {}  # the folder of each image, if clusters were split or the tree was cut
 
     def folder(self, name: str, cluster: int) -> str:
         """Return the folder of an image, by its id and its cluster."""
@@ -65,10 +65,11 @@ def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int])
         return Edits(numbered, set())
     rows = read_rows(names, clusters)
     _require_same_run(names, rows, cluster_of)
-    unnamed = _unnamed_folders(rows) if rows[0].leaf is not None else dict(zip(map(str, range(clusters)), numbered))
+    is_regrouped = rows[0].leaf is not None
+    unnamed = _unnamed_folders(rows) if is_regrouped else {str(k): folder for k, folder in enumerate(numbered)}
     _require_distinct_folders(rows, unnamed)
     wrong = {row.id for row in rows if row.wrong}
-    if rows[0].leaf is not None:
+    if is_regrouped:
         return Edits(numbered, wrong, {row.id: _folder(row.name, row.merged, unnamed) for row in rows})
     folders = list(numbered)
     for row in {row.cluster: row for row in rows}.values():
@@ -90,10 +91,9 @@ def _numbered_folders(clusters: int) -> list[str]:
 
 def _unnamed_folders(rows: Sequence[Row]) -> dict[str, str]:
     """Return the folder of each part or group without a name, as ``--level`` names those of a cut."""
-    digits = max(len(row.merged.rstrip("ab")) for row in rows)
-    return {
-        row.merged: f"cluster-{row.merged.rstrip('ab'):0>{digits}}{row.merged.lstrip('0123456789')}" for row in rows
-    }
+    labels = {row.merged: row.merged.rstrip("ab") for row in rows}
+    digits = max(map(len, labels.values()))
+    return {label: f"cluster-{'0' * (digits - len(number))}{label}" for label, number in labels.items()}
 
 
 def read_rows(names: Path, clusters: int) -> list[Row]:

@@ -1,24 +1,28 @@
 // ---------------------------------------------------------------------------------------------------------------
-// Branches: the tree as rows that open and close, and the controls that cut it. Opening a row only shows what is below;
-// a cut, "Split" and "Join" change the clusters of the page.
+// Branches: the tree as rows that open and close. Opening a row only shows what is below; "Split" and "Join" change the
+// clusters of the page, as the controls do that cut the tree (levels.js).
 
 const FIRST_ROWS = 24; // about as many are open at first
 const ROWS_AT_ONCE = 100;
 const ROW_PICTURES = 4;
-const branches = { open: new Set(), rows: [], shown: 0, current: null, isDrawn: false, grouping: "" };
+const branches = { open: new Set(), rows: [], shown: 0, current: null, isDrawn: false, level: null };
 
 /** Return the buttons of a card that split a cluster, and join the parts of one. */
 function splitButtons(unit) {
   const { children, parent } = clusters[unit];
   const isAlone = parts(unit).length === 1;
-  const act = (text, does, attributes) => press(text, does, { class: "quiet", ...attributes });
-  const rest = parent !== null && !isGroup(unit) ? `the other parts of cluster ${numberOf(parent)}` : "what it is most like";
+  const isPart = parent !== null && !isGroup(unit);
+  const rest = isPart ? `the other parts of cluster ${numberOf(parent)}` : "what it is most like";
+  const split = () => { splitUnit(unit); goToCard(children[0]); };
+  const joinBack = () => { joinUnit(parent); goToCard(parent); };
   return [
-    children.length > 0 && isAlone && act("Split", () => { splitUnit(unit); goToCard(children[0]); }, {
-      "data-split": unit, "aria-label": `Split cluster ${numberOf(unit)}`, title: "Split into two smaller clusters",
+    children.length > 0 && isAlone && press("Split", split, {
+      class: "quiet", "data-split": unit, title: "Split into two smaller clusters",
+      "aria-label": `Split cluster ${numberOf(unit)}`,
     }),
-    parent !== null && isAlone && act("Join", () => { joinUnit(parent); goToCard(parent); }, {
-      "data-join": unit, "aria-label": `Join cluster ${numberOf(unit)} with ${rest}`, title: `Join with ${rest}`,
+    parent !== null && isAlone && press("Join", joinBack, {
+      class: "quiet", "data-join": unit, title: `Join with ${rest}`,
+      "aria-label": `Join cluster ${numberOf(unit)} with ${rest}`,
     }),
   ];
 }
@@ -87,14 +91,16 @@ function branchRow([unit, depth]) {
   const kind = standing(unit);
   const isParent = children.length > 0;
   const swatch = kind === "active" && h("span", { class: `swatch hue-${hueOf(unit)}`, "aria-hidden": "true" });
-  const toggle = isParent
-    ? h("span", { class: "twisty", "aria-hidden": "true", onclick: () => toggleBranch(unit) }) : h("span", { class: "twisty leaf" });
+  const toggle = h("span", {
+    class: isParent ? "twisty" : "twisty leaf", "aria-hidden": "true", onclick: () => toggleBranch(unit),
+  });
+  const title = h("span", {}, oneLine(nameOfRow(unit, kind), 40),
+    words.length > 0 && h("span", { class: "muted" }, ` ${words.join(" ")}`));
   const row = h("div", {
     class: `branch ${kind}`, role: "row", "aria-level": depth, tabindex: unit === branches.current ? 0 : -1,
     "aria-expanded": isParent ? String(branches.open.has(unit)) : null, "data-unit": unit,
   },
-  h("div", { role: "gridcell", class: "branch-name" }, toggle, swatch,
-    h("span", {}, oneLine(nameOfRow(unit, kind), 40), words.length > 0 && h("span", { class: "muted" }, ` ${words.join(" ")}`))),
+  h("div", { role: "gridcell", class: "branch-name" }, toggle, swatch, title),
   h("div", { role: "gridcell", class: "muted branch-size" }, imageCount(size)),
   h("div", { role: "gridcell", class: "branch-pictures", "aria-hidden": "true" },
     typical.slice(0, ROW_PICTURES).map(index => thumbnail(index))),
@@ -105,10 +111,12 @@ function branchRow([unit, depth]) {
 
 function branchButtons(unit, kind) {
   const tabindex = unit === branches.current ? 0 : -1;
-  const act = (text, does) => press(text, does, { class: "link", tabindex, "aria-label": `${text}: ${nameOfRow(unit, kind)}` });
+  const about = nameOfRow(unit, kind);
+  const act = (text, does) => press(text, does, { class: "link", tabindex, "aria-label": `${text}: ${about}` });
+  const split = () => { branches.open.add(unit); splitUnit(unit); };
   return [
     kind === "active" && act("Show card", () => goToCard(unit)),
-    kind === "active" && clusters[unit].children.length > 0 && act("Split", () => { branches.open.add(unit); splitUnit(unit); }),
+    kind === "active" && clusters[unit].children.length > 0 && act("Split", split),
     kind === "above" && unit !== ROOT && act("Join", () => joinUnit(unit)),
   ];
 }
@@ -123,7 +131,6 @@ function drawBranches(many = ROWS_AT_ONCE) {
   $("branches").replaceChildren(...branches.rows.slice(0, branches.shown).map(branchRow));
   $("more-branches").hidden = branches.shown >= branches.rows.length;
   $("more-branches").textContent = `Show more rows (${count(branches.rows.length - branches.shown)} left)`;
-  branches.grouping = groupingNow();
   if (hadFocus) rowOf(branches.current).focus();
 }
 
@@ -153,45 +160,18 @@ function onBranchKey(event) {
   const unit = Number(row.dataset.unit);
   const place = branches.rows.findIndex(([one]) => one === unit);
   const isOnRow = event.target === row;
+  const { parent } = clusters[unit];
+  const isShown = branches.open.has(unit);
   const go = to => branches.rows[to] && to < branches.shown && goToBranch(branches.rows[to][0]);
   const keys = {
     ArrowDown: () => go(place + 1), ArrowUp: () => go(place - 1), Home: () => go(0), End: () => go(branches.shown - 1),
-    ArrowRight: () => (branches.open.has(unit) ? go(place + 1) : toggleBranch(unit, true)),
-    ArrowLeft: () => (branches.open.has(unit) ? toggleBranch(unit, false) : clusters[unit].parent && goToBranch(clusters[unit].parent)),
+    ArrowRight: () => (isShown ? go(place + 1) : toggleBranch(unit, true)),
+    ArrowLeft: () => (isShown ? toggleBranch(unit, false) : parent !== null && goToBranch(parent)),
     Enter: () => isOnRow && toggleBranch(unit), " ": () => isOnRow && toggleBranch(unit),
   };
   if (!(event.key in keys) || (!isOnRow && /^(Enter| )$/.test(event.key))) return;
   event.preventDefault();
   keys[event.key]();
-}
-
-// The controls
-
-/** Return the levels that the slider has: all, or of a large tree some, closer together where groups are few. */
-function sliderLevels() {
-  if (LEAVES <= 100) return Array.from({ length: LEAVES - 1 }, (_, place) => place + 2);
-  const steps = Array.from({ length: 100 }, (_, step) => Math.round(2 * (LEAVES / 2) ** (step / 99)));
-  return [...new Set(steps)];
-}
-
-/** Set slider, number and button to a number of groups. */
-function showLevel(groups) {
-  const levels = sliderLevels();
-  const known = Math.max(2, Math.min(LEAVES, Math.round(groups) || 2));
-  $("level").value = known;
-  $("slider").value = levels.indexOf(nearest(levels, one => Math.abs(Math.log(one / known))));
-  $("slider").setAttribute("aria-valuetext", plural(known, "group", "groups"));
-  $("cut").textContent = `Cut into ${plural(known, "group", "groups")}`;
-}
-
-function describeCut() {
-  const active = shapeNow().active.length;
-  const isPlain = active === level() && !Object.keys(edits.open).some(unit => isGroup(unit));
-  const same = isPlain ? ` They are the same as those of “secu sort --level ${active}” and “secu predict --level ${active}”.` : "";
-  $("cut-note").textContent = level() === null
-    ? "The cards show the run's own clusters. Cut the tree to group its leaves instead."
-    : `The cards show ${plural(active, "group", "groups")} of the tree, numbered from 0.${same}`;
-  $("uncut").hidden = level() === null;
 }
 
 /** Update the tree after an edit. */
@@ -204,41 +184,18 @@ function refreshTree() {
   drawBranches(Math.max(ROWS_AT_ONCE, branches.shown));
 }
 
-/** Draw the tree the first time it is about to be seen. */
-function drawWhenSeen() {
-  const watch = new IntersectionObserver(entries => {
-    if (!entries.some(entry => entry.isIntersecting)) return;
-    watch.disconnect();
-    branches.isDrawn = true;
-    branches.level = level();
-    openFirst();
-    drawBranches();
-  }, { rootMargin: "600px" });
-  watch.observe($("tree"));
-}
-
-function setUpTree() {
-  if (!tree) return;
-  $("slider").max = sliderLevels().length - 1;
-  $("level").max = LEAVES;
-  showLevel(level() ?? Math.min(OWN, LEAVES));
-  describeCut();
-  $("slider").addEventListener("input", () => showLevel(sliderLevels()[$("slider").valueAsNumber]));
-  $("level").addEventListener("change", () => { if ($("level").value) showLevel($("level").valueAsNumber); });
-  $("level").addEventListener("input", () => {
-    const typed = $("level").valueAsNumber;
-    $("cut").textContent = typed >= 2 && typed <= LEAVES ? `Cut into ${plural(typed, "group", "groups")}` : "Cut";
-  });
-  $("cut").addEventListener("click", () => {
-    showLevel($("level").valueAsNumber);
-    cutAt($("level").valueAsNumber);
-  });
-  $("uncut").addEventListener("click", () => cutAt(null));
+/** Follow the rows, and draw them after the first paint. */
+function setUpBranches() {
   $("branches").addEventListener("keydown", onBranchKey);
   $("branches").addEventListener("focusin", event => {
     const row = event.target.closest("[role=row]");
     if (row && Number(row.dataset.unit) !== branches.current) goToBranch(Number(row.dataset.unit), false);
   });
   $("more-branches").addEventListener("click", () => drawBranches(2 * branches.shown));
-  drawWhenSeen();
+  requestAnimationFrame(() => setTimeout(() => {
+    branches.isDrawn = true;
+    branches.level = level();
+    openFirst();
+    drawBranches();
+  }));
 }

@@ -33,7 +33,7 @@ const orders = {
 
 let lowerIds = null;
 
-/** Return the clusters with a file name that contains a word. Numbers mean clusters; the page may hold no file names. */
+/** Return the clusters with a file name that contains a word, if the page holds names. Numbers mean clusters. */
 function holdersOf(word) {
   if (!content.ids || word.length < 3 || !/\D/.test(word)) return new Set();
   lowerIds ??= content.ids.map(id => id.toLowerCase());
@@ -44,7 +44,8 @@ function holdersOf(word) {
 }
 
 function matches(cluster, words) {
-  const namesOf = part => [`cluster ${numberOf(part)}`, ...clusters[part].words, ...clusters[part].classes.map(([name]) => name)];
+  const classesOf = part => clusters[part].classes.map(([name]) => name);
+  const namesOf = part => [`cluster ${numberOf(part)}`, ...clusters[part].words, ...classesOf(part)];
   const names = parts(cluster).flatMap(namesOf);
   const text = [nameOf(cluster), ...names].join("\n").toLowerCase();
   return words.every(([word, held]) => text.includes(word) || parts(cluster).some(part => held.has(part)));
@@ -53,7 +54,7 @@ function matches(cluster, words) {
 /** Choose and sort the cards, and draw the first page. */
 function arrangeCards() {
   const query = $("search").value.trim().toLowerCase();
-  const isExact = cluster => query !== "" && parts(cluster).some(part => numberOf(part) === query); // comes first
+  const isExact = cluster => parts(cluster).some(part => numberOf(part) === query); // its own number: comes first
   const words = query.split(/\s+/).map(word => [word, holdersOf(word)]);
   view.order = rootsLeft().filter(cluster => matches(cluster, words) && passesFilter(cluster));
   view.order.sort(orders[$("sort").value]);
@@ -123,7 +124,9 @@ function card(cluster) {
     suggestionOf(cluster),
     labelsOf(cluster),
     parts(cluster).slice(1).map(part => h("p", { class: "part" }, `Includes cluster ${numberOf(part)} `,
-      press("Separate", () => separate(part), { class: "link", "aria-label": `Separate cluster ${numberOf(part)}` }))),
+      press("Separate", () => separate(part), {
+        class: "link", "aria-label": `Separate cluster ${numberOf(part)}`,
+      }))),
     pictureRows(cluster),
     sizeOf(cluster) ? null : h("p", { class: "muted" }, "This cluster is empty."),
     similarTo(cluster),
@@ -148,7 +151,9 @@ function suggestionOf(cluster) {
   if (!words) return null;
   const help = "Words in file names, folders or columns that are frequent in this cluster and rare in others";
   return h("p", { class: "labels" }, h("span", { class: "muted", title: help }, "Suggested name: "),
-    press(words, () => rename(cluster, words), { class: "link", "aria-label": `Name cluster ${numberOf(cluster)} ${words}` }));
+    press(words, () => rename(cluster, words), {
+      class: "link", "aria-label": `Name cluster ${numberOf(cluster)} ${words}`,
+    }));
 }
 
 function meters(cluster) {
@@ -158,7 +163,7 @@ function meters(cluster) {
   return h("dl", { class: "meters" },
     meter("Images", size / largest(), count(size), "Number of images; the bar compares it with the largest cluster"),
     meter("Cohesion", cohesion, cohesion === null ? "–" : cohesion.toFixed(2),
-      `Mean similarity (cosine) to the center of the ${isGroup(cluster) ? "leaf" : "cluster"}: 1 means all images look alike`),
+      `Mean similarity (cosine) to the center of the ${isGroup(cluster) ? "leaf" : "cluster"}: 1 means all look alike`),
     isGroup(cluster) ? null : meter("Confidence", confidence, percent(confidence), "Mean confidence of its images"));
 }
 

@@ -1,6 +1,6 @@
 // ---------------------------------------------------------------------------------------------------------------
-// Cut: which units are the clusters of the page. Without a level these are the run's own clusters, with one the groups of
-// the tree cut at that level; in both cases the reader may have opened some (split) or closed some (joined).
+// Cut: which units are the clusters of the page. Without a level these are the run's own clusters, with one the groups
+// of the tree cut at that level; in both cases the reader may have opened some (split) or closed some (joined).
 
 const TO_OPEN = 1;
 const TO_CLOSE = -1;
@@ -45,7 +45,8 @@ function findWholes(active) {
   const parts = new Map();
   for (const unit of active) {
     let whole = unit;
-    for (let steps = 0; known.has(edits.merged[whole]) && steps < active.length; steps += 1) whole = edits.merged[whole];
+    let steps = 0;
+    for (; steps < active.length && known.has(edits.merged[whole]); steps += 1) whole = edits.merged[whole];
     wholes.set(unit, whole);
     if (!parts.has(whole)) parts.set(whole, [whole]);
     if (unit !== whole) parts.get(whole).push(unit);
@@ -65,8 +66,9 @@ const holderOf = index => holder(facts(index).cluster, facts(index).leaf);
 
 /** Return the nearest active unit at or above a unit; null if there is none. */
 function activeAbove(unit) {
-  for (let above = unit; above !== null; above = clusters[above].parent) if (shapeNow().isActive.has(above)) return above;
-  return null;
+  let above = unit;
+  while (above !== null && !shapeNow().isActive.has(above)) above = clusters[above].parent;
+  return above;
 }
 
 /** Return the active unit that stands for any other: the one above it, or the one of its most typical image. */

@@ -43,7 +43,8 @@ function placePoints() {
   chosen.point = null;
   const most = Math.max(...points.map(point => point.size ?? 0));
   const total = points.reduce((sum, point) => sum + (point.size ?? 0), 0);
-  for (const point of points) if (point.isCluster) Object.assign(point, { share: point.size / most, total: total / most });
+  if (chosen.kind !== "clusters") return;
+  for (const point of points) Object.assign(point, { share: point.size / most, total: total / most });
 }
 
 /** Return the dots that have room for their number, or a name, the largest first. */
@@ -64,9 +65,9 @@ function radiusOf(point) {
 
 /** Return what a point is: its name, and a line about it. */
 function describePoint(point) {
-  const sure = `${percent(point.confidence)} confidence`;
-  if (point.isCluster) return [label(point.whole), level() === null ? `${imageCount(point.size)} · ${sure}` : imageCount(point.size)];
-  return [facts(point.index).name, level() === null ? `${oneLine(label(point.whole), 30)} · ${sure}` : label(point.whole)];
+  const about = point.isCluster ? imageCount(point.size) : oneLine(label(point.whole), 30);
+  const line = level() === null ? `${about} · ${percent(point.confidence)} confidence` : about;
+  return [point.isCluster ? label(point.whole) : facts(point.index).name, line];
 }
 
 function openPoint(point) {

@@ -14,8 +14,8 @@ function csvField(value) {
 }
 
 /**
- * Return the table of images, each given as [id, cluster, whether it is marked as wrong, leaf]. If clusters were split or
- * the tree was cut, there is a column more, and an image's cluster alone no longer says what it is part of.
+ * Return the table of images, each given as [id, cluster, whether it is marked as wrong, leaf]. If clusters were split
+ * or the tree was cut, there is a column for the leaf, and images of a cluster may be part of different ones.
  */
 function csv(list) {
   const known = new Map(shapeNow().active.map(unit => [unit, [nameOf(unit), numberOf(root(unit))]]));
@@ -86,7 +86,8 @@ async function takeTable(file) {
     return [name, Number(row[cluster]), isWrong(pictures.index[picture]), itsLeaf, pictures.cluster[picture]];
   });
   const known = list.filter(([, number, , , expected]) => number === expected);
-  const isPlaced = ([, number, , itsLeaf]) => number >= 0 && number < OWN && (!isRegrouped() || isKnown(number, itsLeaf));
+  const isPlaced = ([, number, , itsLeaf]) => number in clusters && number < OWN
+    && (!isRegrouped() || isKnown(number, itsLeaf));
   const possible = list.every(isPlaced);
   if (!possible || known.length < pictures.name.length / 2) {
     $("table-note").hidden = false;

@@ -1,5 +1,5 @@
 // ---------------------------------------------------------------------------------------------------------------
-// Edits: names, merges, marks, and where the tree is cut (cut.js). Maps from a number to a value; every edit is a list of
+// Edits: names, merges, marks, and where the tree is cut (cut.js). Maps from a key to a value; every edit is a list of
 // changes to them, and the previous values are kept, so that everything can be undone, even after a reload.
 
 const KEY = `secu-report-${content.fingerprint}`;

@@ -26,8 +26,10 @@ function fitMap() {
 
 function pointAt(x, y, reach) {
   const visible = points.filter(point => chosen.cluster === null || point.whole === chosen.cluster);
-  const inside = point => (point.isCluster ? radiusOf(point) : 0);
-  const distance = point => { const [left, top] = toScreen(point); return Math.hypot(left - x, top - y) - inside(point); };
+  const distance = point => {
+    const [left, top] = toScreen(point);
+    return Math.hypot(left - x, top - y) - (point.isCluster ? radiusOf(point) : 0);
+  };
   const best = nearest(visible, distance);
   return best && distance(best) <= reach ? best : null;
 }

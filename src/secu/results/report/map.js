@@ -60,7 +60,8 @@ function drawMap() {
   const placed = points.map(point => [point, ...toScreen(point)])
     .filter(([, x, y]) => x > -40 && y > -40 && x < width + 40 && y < height + 40);
   const isFaint = point => chosen.cluster !== null && point.whole !== chosen.cluster;
-  placed.sort((a, b) => isFaint(b[0]) - isFaint(a[0]) || (b[0].size ?? 0) - (a[0].size ?? 0)); // highlighted, small on top
+  const order = (a, b) => isFaint(b) - isFaint(a) || (b.size ?? 0) - (a.size ?? 0); // highlighted and small ones on top
+  placed.sort((a, b) => order(a[0], b[0]));
   (chosen.pictures ? drawPictures : drawDots)(pen, placed, isFaint);
   if (chosen.color === "cluster") drawLabels(pen, isFaint);
   if (chosen.point) drawRing(pen, ...toScreen(chosen.point), Math.max(9, radiusOf(chosen.point) + 3));

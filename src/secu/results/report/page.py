@@ -46,6 +46,7 @@ SCRIPTS = (  # in this order
     "explore.js",
     "dots.js",
     "branches.js",
+    "levels.js",
     "charts.js",
     "truth.js",
     "app.js",

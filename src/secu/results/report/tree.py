@@ -1,8 +1,8 @@
 """The tree of a report: the leaves, their merges, and the parts into which they split the run's own clusters.
 
-The leaves are the clusters of the finest head. Each belongs to the own cluster that most of its images are in, and splits
-it: the images of a cluster that are nearest to a leaf of another one join the nearest of the cluster's own leaves. So
-the parts of a cluster add up to it, whether or not clusters consist of whole leaves.
+The leaves are the clusters of the finest head. Each belongs to the own cluster that most of its images are in, and
+splits it: the images of a cluster that are nearest to a leaf of another one join the nearest of the cluster's own
+leaves. So the parts of a cluster add up to it, whether or not clusters consist of whole leaves.
 Shapes: N images, K clusters, L leaves, P pairs of a cluster and a leaf that share images.
 """
 
@@ -15,7 +15,7 @@ from secu.results.found import Results
 from secu.results.leaves import Leaves
 from secu.results.report.cards import first_by, main_classes, members_of
 from secu.results.report.truth import class_names
-from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of, number, numbers
+from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of, numbers
 from secu.results.words import suggest_names
 
 MOST_LEAVES = 5_000  # larger trees are left out

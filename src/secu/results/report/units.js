@@ -1,6 +1,6 @@
 // ---------------------------------------------------------------------------------------------------------------
-// Units: everything that can be a cluster of the page. First come the run's own clusters, by number; then the parts into
-// which the leaves of the tree split them; then the groups of the tree, by node. Each has the same fields as a card.
+// Units: everything that can be a cluster of the page. First come the run's own clusters, by number; then the parts
+// into which the leaves of the tree split them; then the groups of the tree, by node. All have the fields of a card.
 // A unit with children can be opened, which puts its children in its place.
 
 const { tree } = content;
@@ -142,9 +142,10 @@ function decodeLeaves() {
   const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
   const values = new Map([...digits].map((digit, value) => [digit, value]));
   const width = content.leaf.length / content.images;
+  const valueAt = (row, place) => values.get(content.leaf[row * width + place]);
   return content.cluster.map((_, row) => {
     let leaf = 0;
-    for (let place = width - 1; place >= 0; place -= 1) leaf = 64 * leaf + values.get(content.leaf[row * width + place]);
+    for (let place = width - 1; place >= 0; place -= 1) leaf = 64 * leaf + valueAt(row, place);
     return leaf;
   });
 }
