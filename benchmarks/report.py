@@ -10,6 +10,7 @@ long a search and a cut of the tree take until their result is painted.
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -72,7 +73,7 @@ class MadeUp(Images):
             yield index, np.clip(picture + own.normal(0, 9, picture.shape), 0, 255).astype(np.uint8)
 
 
-def make_results(clusters: int, images: int = IMAGES) -> Results:
+def make_results(clusters: int, images: int) -> Results:
     """Return results with groups of groups: leaves around clusters, images around leaves, of uneven sizes."""
     draw = torch.Generator().manual_seed(clusters)
     leaves = max(12, 3 * clusters)
@@ -107,11 +108,11 @@ def predictions(embeddings_ND: Tensor, centers_KD: Tensor) -> Predictions:
     return Predictions(cluster_N2[:, 0], chance_N2[:, 0], cluster_N2[:, 1], chance_N2[:, 1], best_N2[:, 0])
 
 
-def build(folder: Path, clusters: int) -> float:
+def build(folder: Path, clusters: int, images: int = IMAGES) -> float:
     """Write a report, and return how long that took."""
     data = ReportData(
         title=f"{clusters:,} clusters",
-        results=make_results(clusters),
+        results=make_results(clusters, images),
         metrics=[{"epoch": e, "loss": 2 / (e + 1), "center_loss": 1 / (e + 1), "lr": 0.1} for e in range(60)],
         config=load_config("digits", [f"heads=[{clusters}]"]),
     )
@@ -182,29 +183,40 @@ def main() -> None:
     parser.add_argument("what", choices=("build", "measure"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--clusters", type=int, nargs="*", default=CLUSTERS)
+    parser.add_argument("--images", type=int, default=IMAGES)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--json", type=Path, default=KEPT)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.what == "build":
         for clusters in arguments.clusters:
-            print(f"{clusters:>6,} clusters: written in {build(arguments.folder, clusters):.1f} s")
+            print(f"{clusters:>6,} clusters: written in {build(arguments.folder, clusters, arguments.images):.1f} s")
         return
     rows = {}
     for clusters in arguments.clusters:
-        path = arguments.folder / f"{clusters}.html"
-        times = [measure(path, clusters) for _ in range(REPEATS)]
-        rows[str(clusters)] = {"bytes": path.stat().st_size} | {
-            f"{name}_ms": {
-                "median": round(statistics.median(t[name] for t in times)),
-                "most": round(max(t[name] for t in times)),
-            }
-            for name in times[0]
-        }
+        rows[str(clusters)] = summary(arguments.folder / f"{clusters}.html", clusters, arguments.repeats)
         print(clusters, json.dumps(rows[str(clusters)]))
-    command = "python benchmarks/report.py build FOLDER, then measure FOLDER"
-    record = {"command": command, "commit": checked_out(), "images": IMAGES, "side": SIDE, "repeats": REPEATS}
-    record |= {"hardware": hardware("cpu"), "clusters": rows}
+    record = {
+        "command": "python benchmarks/report.py build FOLDER, then measure FOLDER",
+        "commit": checked_out(),
+        "images": arguments.images,
+        "side": SIDE,
+        "repeats": arguments.repeats,
+        "hardware": hardware("cpu"),
+        "load_average": [round(load, 1) for load in os.getloadavg()],  # above the cores: others used them, too
+        "clusters": rows,
+    }
     arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def summary(path: Path, clusters: int, repeats: int) -> dict[str, Any]:
+    """Return the size of a report, and the median and the largest of its times."""
+    times = [measure(path, clusters) for _ in range(repeats)]
+    row: dict[str, Any] = {"bytes": path.stat().st_size}
+    for name in times[0]:
+        values = [t[name] for t in times]
+        row[f"{name}_ms"] = {"median": round(statistics.median(values)), "most": round(max(values))}
+    return row
 
 
 if __name__ == "__main__":

@@ -127,13 +127,6 @@ def test_a_report_without_leaves_has_no_tree():
     assert "#tree" not in html.partition("<body>")[2].partition("<script")[0]
 
 
-def test_a_very_large_tree_is_left_out(monkeypatch, data):
-    monkeypatch.setattr(tree, "MOST_LEAVES", 10)
-    html = render(data)
-    assert (content_of(html)["tree"], content_of(html)["leaf"]) == (None, None)
-    assert 'id="tree"' not in html
-
-
 def test_clusters_that_have_nothing_to_do_with_the_leaves_are_not_split(monkeypatch, data):
     monkeypatch.setattr(tree, "MOST_STRAYS", 3)
     found = content_of(render(data))["tree"]
@@ -203,6 +196,20 @@ def test_a_cut_of_the_leaves_is_what_the_program_predicts_at_that_level(digits_r
     groups = leaves.tree.cut(level)[leaves.leaf]
     expected = load_predictor(run, CPU, level).predict(images).cluster
     assert (groups == expected).float().mean() > 0.999  # of two nearly equal cosines, another one may win
+
+
+def test_very_large_and_very_small_trees_are_left_out(digits_run, monkeypatch):
+    run, images = digits_run
+    method = load_method(run, CPU)
+    embeddings = method.predictor().embed(images)
+    whole = find_leaves(method.clustering, embeddings)
+    monkeypatch.setattr("secu.results.leaves.AT_ONCE", 20 * 100)  # in parts
+    assert torch.equal(find_leaves(method.clustering, embeddings).leaf, whole.leaf)
+    monkeypatch.setattr("secu.results.leaves.MOST_LEAVES", 19)
+    assert find_leaves(method.clustering, embeddings) is None
+    monkeypatch.setattr("secu.results.leaves.MOST_LEAVES", 20)
+    monkeypatch.setattr("secu.results.leaves.LEAST_LEAVES", 21)
+    assert find_leaves(method.clustering, embeddings) is None
 
 
 def test_the_table_of_a_run_has_the_leaf_of_every_image(digits_run):

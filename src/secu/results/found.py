@@ -25,7 +25,7 @@ class Results:
         limits: The cosine below which an image is an outlier of each cluster (K,).
         scores: ACC, NMI and ARI; None if no true labels are known.
         warnings: Possible problems with the clusters; empty if there are none.
-        leaves: The clusters of the finest head and their tree; None if there are none, or they are not known.
+        leaves: The clusters of the finest head and their tree; None if there are hardly any, too many, or not known.
     """
 
     images: Images

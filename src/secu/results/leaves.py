@@ -11,8 +11,9 @@ from torch import Tensor
 from secu.cluster.clustering import Clustering
 from secu.cluster.tree import Tree
 
-LEAST = 3  # leaves of a tree that is worth showing
-ROWS = 16_384  # images that are compared with the leaves at a time
+LEAST_LEAVES = 3  # of a tree that is worth showing
+MOST_LEAVES = 5_000  # of a tree that a page can show
+AT_ONCE = 2**24  # cosines that are computed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +39,12 @@ class Leaves:
 
 
 def find_leaves(clustering: Clustering, embeddings_ND: Tensor) -> Leaves | None:
-    """Return the nearest leaf of every image, as ``--level`` assigns it; None if the tree has hardly any."""
+    """Return the nearest leaf of every image, as ``--level`` assigns it; None if there are hardly any, or too many."""
+    grown = clustering.finest or clustering.tree
+    count = len(grown.leaves) if grown else max(clustering.heads)
+    if not LEAST_LEAVES <= count <= MOST_LEAVES:
+        return None
     tree = clustering.finest_tree()
-    if len(tree.leaves) < LEAST:
-        return None
     centers_LD = clustering.leaf_centers(tree).cpu()
-    best = [(part_BD @ centers_LD.T).max(-1) for part_BD in embeddings_ND.cpu().split(ROWS)]
-    if not best:
-        return None
+    best = [(part_BD @ centers_LD.T).max(-1) for part_BD in embeddings_ND.cpu().split(AT_ONCE // count)]
     return Leaves(tree, centers_LD, torch.cat([b.indices for b in best]), torch.cat([b.values for b in best]))

@@ -8,17 +8,16 @@ from torch.nn.functional import normalize
 
 from secu.results.found import Results
 from secu.results.report.layout import lay_out, principal_components, to_unit_square
-from secu.results.report.tree import has_tree
 from secu.results.report.values import Floats, floats
 
-MOST_CENTERS = 4_000  # for t-SNE, which takes ten seconds then; more are laid out by principal components
+MOST_CENTERS = 4_000  # for t-SNE; more would take too long, and are laid out by principal components
 
 
 def center_map(results: Results) -> dict[str, Any]:
-    """Return positions of the own clusters and, if the page shows them, of the leaves, from 0 to 1."""
+    """Return positions of the own clusters and, if they are others, of the leaves, from 0 to 1."""
     found = results.leaves
     parts = [results.centers]
-    if found is not None and has_tree(results) and found.column(results.predictions.cluster) is not None:
+    if found is not None and found.column(results.predictions.cluster) is not None:
         parts.append(found.centers)
     points = place(floats(normalize(torch.cat(parts), dim=-1)))
     x, y = points.round(4).T.tolist()

@@ -23,7 +23,6 @@ from secu.results.report.build import content, summarize
 from secu.results.report.data import ReportData
 from secu.results.report.limits import LONGEST_CONFIG, LONGEST_TEXT, MOST_WARNINGS, shorten
 from secu.results.report.thumbnails import LEVELS, make_sheets
-from secu.results.report.tree import has_tree
 from secu.results.report.truth import has_truth
 
 BUDGET = 9_500_000  # maximum size of the file in bytes
@@ -112,7 +111,7 @@ def overview(data: ReportData) -> dict[str, Any]:
         "scores": data.results.scores,
         "seconds": duration(data.metrics[-1].get("seconds")) if data.metrics else None,
         "has_truth": has_truth(data.results),
-        "has_tree": has_tree(data.results),
+        "has_tree": data.results.leaves is not None,
     }
 
 

@@ -18,7 +18,6 @@ from secu.results.report.truth import class_names
 from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of, numbers
 from secu.results.words import suggest_names
 
-MOST_LEAVES = 5_000  # larger trees are left out
 MOST_STRAYS = 50_000  # pairs of a cluster and a leaf of another one; if there are more, clusters cannot be split
 FEW_LEAVES = 120  # up to this many show their most typical images, more of them those that are shown anyway
 EXEMPLARS = 4  # images of each leaf
@@ -40,20 +39,15 @@ class Split(NamedTuple):
     strays: list[list[int]]
 
 
-def has_tree(results: Results) -> bool:
-    """Return whether the page shows a tree."""
-    return results.leaves is not None and len(results.leaves.centers) <= MOST_LEAVES
-
-
 def tree_content(results: Results, shown: Sequence[int]) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the tree and the images it shows; no tree if the results have none, or a very large one.
+    """Return the tree and the images it shows; no tree if the results have none.
 
     Args:
         results: The results of the run.
         shown: Images that are shown elsewhere on the page.
     """
     found = results.leaves
-    if found is None or not has_tree(results):
+    if found is None:
         return None, []
     split = split_clusters(found, ints(results.predictions.cluster), len(results.centers))
     pool_N = np.zeros(len(results.images), bool)
@@ -152,7 +146,7 @@ def part_columns(results: Results, split: Split, pool_N: Bools) -> dict[str, lis
 def encode_leaves(results: Results) -> str | None:
     """Return the leaf of each image as digits, as many per image as the number of leaves needs; None if not needed."""
     found = results.leaves
-    if found is None or not has_tree(results) or found.column(results.predictions.cluster) is None:
+    if found is None or found.column(results.predictions.cluster) is None:
         return None
     width = digits_for(len(found.centers))
     codes = ["".join(DIGITS[leaf // 64**place % 64] for place in range(width)) for leaf in range(len(found.centers))]
