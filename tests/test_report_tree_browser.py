@@ -147,7 +147,13 @@ def is_part(page, unit, cluster):
 
 def test_branches_of_a_cut_are_split_and_joined_in_the_tree(page, trees):
     cut(page, 4)
-    page.find("#branches").find_element(browser.By.XPATH, ".//button[text()='Split']").click()
+    button = page.find("#branches").find_element(browser.By.XPATH, ".//button[text()='Split']")
+    unit = button.find_element(browser.By.XPATH, "./ancestor::*[@role='row']").get_attribute("data-unit")
+    button.click()
+    assert len(page.all(".card")) == 5
+    page.click(f"#branches [data-unit='{unit}'] button")  # joins what was split
+    assert "secu sort --level 4" in page.find("#cut-note").text
+    page.click("#undo")
     assert len(page.all(".card")) == 5
     assert "secu sort" not in page.find("#cut-note").text
     groups = [int(row["merged_cluster"]) for row in page.download()]

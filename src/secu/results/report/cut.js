@@ -9,10 +9,12 @@ let shape = null; // what follows from the edits; computed when it is first need
 const level = () => edits.cut.level ?? null;
 const isGroup = unit => clusters[unit].kind === KIND.group;
 
+/** Return whether the level alone opens a unit. */
+const isOpenByLevel = unit => isGroup(unit) && level() !== null && apartFrom(unit) <= level();
+
 function isOpen(unit) {
   if (!clusters[unit].children.length) return false;
-  const byDefault = isGroup(unit) && level() !== null && apartFrom(unit) <= level() ? TO_OPEN : TO_CLOSE;
-  return (edits.open[unit] ?? byDefault) === TO_OPEN;
+  return unit in edits.open ? edits.open[unit] === TO_OPEN : isOpenByLevel(unit);
 }
 
 function shapeNow() {
@@ -95,7 +97,8 @@ function unmerged(units) {
 }
 
 function splitUnit(unit) {
-  change([["open", unit, TO_OPEN], ...unmerged([unit])], `${label(unit)} is now two clusters.`);
+  const opened = isOpenByLevel(unit) ? null : TO_OPEN;
+  change([["open", unit, opened], ...unmerged([unit])], `${label(unit)} is now two clusters.`);
 }
 
 /** Close a unit: all active units below it become one again. */
@@ -103,7 +106,7 @@ function joinUnit(unit) {
   const below = [];
   eachBelow(unit, one => below.push(one));
   const reopened = below.filter(one => one in edits.open).map(one => ["open", one, null]);
-  const changes = [...unmerged(below), ...reopened, ["open", unit, isGroup(unit) ? TO_CLOSE : null]];
+  const changes = [...unmerged(below), ...reopened, ["open", unit, isOpenByLevel(unit) ? TO_CLOSE : null]];
   change(changes, "The parts are one cluster again.");
 }
 

@@ -5,6 +5,7 @@ const DOTS_SHARE = 0.22; // of the canvas that all clusters cover together
 const LARGEST_DOT = 26; // fits into the margin of the map
 const SMALLEST_DOT = 2.5;
 const LEAST_LABELED = 13; // radius in pixels
+const FEW_DOTS = 60; // clusters that have room for labels and larger pictures
 
 /** Return the positions of the leaves of a unit, each with its number of images. */
 function leafSpots(unit) {
@@ -47,9 +48,11 @@ function placePoints() {
   for (const point of points) Object.assign(point, { share: point.size / most, total: total / most });
 }
 
+const hasRoom = () => chosen.kind === "clusters" && points.length <= FEW_DOTS;
+
 /** Return the dots that have room for their number, or a name, the largest first. */
 function labeledDots() {
-  const list = points.filter(point => nameOf(point.whole) || radiusOf(point) >= LEAST_LABELED);
+  const list = points.filter(point => hasRoom() || nameOf(point.whole) || radiusOf(point) >= LEAST_LABELED);
   return list.sort((a, b) => b.size - a.size);
 }
 

@@ -13,12 +13,12 @@ function limitOf(id) {
 const isFiltered = () => LIMITS.some(id => limitOf(id) !== null);
 const isWithin = (value, least, most) => (least === null || value >= least) && (most === null || value <= most);
 
-/** Return whether a cluster is within the limits; groups of the tree have no confidence, and pass. */
+/** Return whether a cluster is within the limits; the confidence of groups of the tree is not known, so they pass. */
 function passesFilter(cluster) {
   const [sizeLeast, sizeMost, confidenceLeast, confidenceMost] = LIMITS.map(limitOf);
-  const confidence = meanOf(cluster, "confidence");
-  const isSure = confidence === null || isWithin(Math.round(100 * confidence), confidenceLeast, confidenceMost);
-  return isWithin(sizeOf(cluster), sizeLeast, sizeMost) && isSure;
+  const confidence = Math.round(100 * (meanOf(cluster, "confidence") ?? NaN)); // of an empty cluster, in no range
+  const isConfident = isGroup(cluster) || isWithin(confidence, confidenceLeast, confidenceMost);
+  return isWithin(sizeOf(cluster), sizeLeast, sizeMost) && isConfident;
 }
 
 function clearFilter() {

@@ -20,7 +20,7 @@ function showLevel(groups) {
 
 function describeCut() {
   const active = shapeNow().active.length;
-  const isPlain = active === level() && !Object.keys(edits.open).some(unit => isGroup(unit));
+  const isPlain = rootsLeft().length === level() && !Object.keys(edits.open).some(unit => isGroup(unit));
   const command = name => h("code", {}, `secu ${name} --level ${active}`);
   const same = isPlain ? [" They are the same as those of ", command("sort"), " and ", command("predict"), "."] : [];
   const cut = [`The cards show ${plural(active, "group", "groups")} of the tree, numbered from 0.`, ...same];

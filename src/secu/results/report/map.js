@@ -86,7 +86,7 @@ function colorOf(point) {
 
 /** Draw pictures where there is room: one per cell of a grid, first come first served; the others are dots. */
 function drawPictures(pen, placed, isFaint) {
-  const side = Math.min(72, 22 + 6 * camera.zoom);
+  const side = pictureSide();
   const taken = new Set();
   const crowded = [];
   const shown = [];
@@ -99,6 +99,11 @@ function drawPictures(pen, placed, isFaint) {
   pen.imageSmoothingEnabled = !content.pixelated;
   for (const [point, x, y] of shown) drawPicture(pen, point, x, y, side, isFaint(point));
   pen.globalAlpha = 1;
+}
+
+/** Return the longest side of a picture on the map in pixels; a few clusters have room for larger ones. */
+function pictureSide() {
+  return Math.min(72, (hasRoom() ? 42 : 22) + 6 * camera.zoom);
 }
 
 function drawPicture(pen, point, x, y, side, faint) {
@@ -119,6 +124,7 @@ function drawPicture(pen, point, x, y, side, faint) {
 function drawLabels(pen, isFaint) {
   const boxes = [];
   const { width, height } = pixelsOf(canvas);
+  const below = chosen.kind === "clusters" && chosen.pictures ? pictureSide() / 2 + 12 : 0; // each is of one picture
   pen.font = `600 12px ${getComputedStyle(document.body).fontFamily}`;
   pen.textAlign = "center";
   pen.textBaseline = "middle";
@@ -126,7 +132,8 @@ function drawLabels(pen, isFaint) {
     const [left, top] = toScreen({ x, y });
     const text = oneLine(nameOf(whole) || numberOf(whole), 24);
     const half = pen.measureText(text).width / 2 + 7;
-    const box = [left - half, top - 10, left + half, top + 10];
+    const middle = top + below;
+    const box = [left - half, middle - 10, left + half, middle + 10];
     const overlaps = other => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3];
     if (isFaint({ whole }) || !overlaps([0, 0, width, height]) || boxes.some(overlaps)) continue;
     if (boxes.push(box) > MOST_LABELS) return;
@@ -137,7 +144,7 @@ function drawLabels(pen, isFaint) {
     pen.fill();
     pen.globalAlpha = 1;
     pen.fillStyle = colors.ink;
-    pen.fillText(text, left, top + 0.5);
+    pen.fillText(text, left, middle + 0.5);
   }
 }
 
