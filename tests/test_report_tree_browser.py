@@ -200,6 +200,14 @@ def test_the_tree_is_walked_by_keyboard(page):
     assert len(page.all(".card")) == 4
 
 
+def test_the_navigation_arrives_below_the_tree(page):
+    """Rows that change their height when they come into view would move everything after them."""
+    page.wait(lambda: page.all("#branches [role=row]"))
+    page.click("nav a[href='#map']")
+    page.wait(lambda: page.find("nav a[href='#map']").get_attribute("aria-current"))
+    assert 0 <= page.script("return document.getElementById('map').getBoundingClientRect().top") < 60
+
+
 def test_rows_have_the_roles_of_a_treegrid(page):
     page.script("document.getElementById('tree').scrollIntoView()")
     page.wait(lambda: page.all("#branches [role=row]"))
