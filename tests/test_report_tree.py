@@ -15,7 +15,7 @@ from secu.results.report.values import ints
 from secu.results.results import find_results
 from secu.train.checkpoint import load_method, load_predictor
 from test_report import content_of, make_data, make_noise, render, write_page
-from tree_reports import own_leaves, tree_data, with_leaves
+from tree_reports import own_leaves, tree_data, with_empty_leaves, with_leaves
 
 CPU = torch.device("cpu")
 
@@ -109,6 +109,25 @@ def test_many_leaves_show_images_that_are_shown_anyway_and_at_least_one():
     assert all(1 <= len(row) <= tree.OTHERS for row in typical)
     assert sum(not set(row) <= anyway for row in typical) < 0.2 * len(typical)
     assert [leaf for leaf, row in enumerate(typical) if {decode(shown)[i] for i in row} != {leaf}] == []
+
+
+def test_leaves_without_images_belong_to_no_cluster_and_show_nothing():
+    data = with_empty_leaves(tree_data())
+    found = content_of(render(data))["tree"]
+    empty = [leaf for leaf in range(len(found["numbers"])) if not (data.results.leaves.leaf == leaf).any()]
+    assert empty
+    for leaf in empty:
+        assert found["parent"][leaf] == -1
+        assert (found["leaves"]["size"][leaf], found["leaves"]["typical"][leaf]) == (0, [])
+        assert found["leaves"]["cohesion"][leaf] is None
+
+
+def test_double_precision_is_left_as_it_is():
+    data = tree_data()
+    exact = replace(data.results.leaves, cosine=data.results.leaves.cosine.double())
+    before = exact.cosine.clone()
+    tree.tree_content(replace(data.results, leaves=exact), [])
+    assert torch.equal(exact.cosine, before)
 
 
 def test_leaves_that_are_the_clusters_themselves_split_nothing():

@@ -15,7 +15,7 @@ from secu.results.edits import read_edits, read_rows
 from secu.results.report import page as report_page
 from test_report import HOSTILE, hostile_ids, write_page
 from test_report_browser import CONTRAST, phone, prefer
-from tree_reports import own_leaves, tree_data
+from tree_reports import own_leaves, tree_data, with_empty_leaves
 
 pytestmark = browser.pytestmark
 driver = browser.driver
@@ -31,6 +31,7 @@ def trees():
         "hostile": tree_data(60, 4, 12, ids=hostile_ids(60), **nasty),
         "many": tree_data(1500, 300, 500, side=4),
         "own": own_leaves(tree_data(labels=False)),
+        "empty": with_empty_leaves(tree_data()),
     }
 
 
@@ -266,6 +267,20 @@ def test_leaves_that_are_the_clusters_are_grouped_but_not_split(page, reports, t
     assert [int(row["merged_cluster"]) for row in page.download()] == leaves.tree.cut(3)[leaves.leaf].tolist()
     Select(page.find("#map-kind")).select_by_value("clusters")
     assert "3 clusters by their centers" in page.find("#map-count").text
+
+
+def test_groups_without_images_have_cards_but_no_dots(page, reports, trees):
+    page.open(reports["empty"])
+    leaves = trees["empty"].results.leaves
+    cut(page, len(leaves.centers))
+    sizes_now = sizes(page)
+    assert len(sizes_now) == len(leaves.centers)
+    assert 0 in sizes_now.values()
+    assert "This cluster is empty" in page.find("#cards").text
+    Select(page.find("#map-kind")).select_by_value("clusters")
+    filled = sum(size > 0 for size in sizes_now.values())
+    assert f"{filled} clusters by their centers" in page.find("#map-count").text
+    assert [int(row["merged_cluster"]) for row in page.download()] == leaves.leaf.tolist()
 
 
 def test_the_map_follows_and_shows_clusters_that_lead_to_their_cards(page):

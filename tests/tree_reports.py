@@ -28,6 +28,16 @@ def tree_data(count=240, clusters=5, leaves=14, **options):
     return with_leaves(make_data(count, clusters, dim=6, **options), leaves)
 
 
+def with_empty_leaves(data, empty=4):
+    """Return the same data with a tree of centers, some of which are far from all images."""
+    leaves = data.results.leaves
+    far = -data.results.centers.mean(0, keepdim=True) + 0.1 * torch.eye(data.results.centers.shape[1])[:empty]
+    centers = torch.cat([leaves.centers, normalize(far, dim=1)])
+    best = (data.results.embeddings @ centers.T).max(1)
+    tree = grow_tree(centers, torch.arange(len(centers)), 0)
+    return replace(data, results=replace(data.results, leaves=Leaves(tree, centers, best.indices, best.values)))
+
+
 def own_leaves(data):
     """Return the same data with a tree whose leaves are the clusters themselves."""
     found = data.results.predictions

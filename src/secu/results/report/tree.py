@@ -15,7 +15,7 @@ from secu.results.found import Results
 from secu.results.leaves import Leaves
 from secu.results.report.cards import first_by, main_classes, members_of
 from secu.results.report.truth import class_names
-from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of, numbers
+from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of
 from secu.results.words import suggest_names
 
 MOST_STRAYS = 50_000  # pairs of a cluster and a leaf of another one; if there are more, clusters cannot be split
@@ -59,7 +59,6 @@ def tree_content(results: Results, shown: Sequence[int]) -> tuple[dict[str, Any]
     parts = part_columns(results, split, pool_N)
     tree = {
         "merges": ints(found.tree.linkage[:, :2]).tolist(),
-        "heights": numbers(found.tree.linkage[:, 2].tolist()),
         "numbers": found.tree.leaves.tolist(),
         "isOwn": found.column(results.predictions.cluster) is None,
         "leaves": leaf_columns(results, members, cosine_N) | {"words": words, "typical": exemplars},
@@ -126,14 +125,12 @@ def part_columns(results: Results, split: Split, pool_N: Bools) -> dict[str, lis
     """Return the statistics of the parts of all own clusters, by leaf."""
     found = results.leaves
     assert found is not None
-    cosine_N = floats(found.cosine)
+    cosine_N = floats(found.cosine).copy()
     moved = np.flatnonzero((split.home_N >= 0) & (split.home_N != ints(found.leaf)))
     homes = found.centers[split.home_N[moved]]
     cosine_N[moved] = floats((results.embeddings[moved] * homes).sum(-1))
-    leaves = len(found.centers)
-    members = members_of(split.home_N[split.home_N >= 0], leaves)
     rows = np.flatnonzero(split.home_N >= 0)
-    members = [rows[index] for index in members]
+    members = [rows[index] for index in members_of(split.home_N[rows], len(found.centers))]
     confidence_N = floats(results.predictions.confidence)
     outlier_N = ints(results.outlier)
     return leaf_columns(results, members, cosine_N) | {
