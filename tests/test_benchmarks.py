@@ -50,6 +50,22 @@ def test_step_of_imagenet(tmp_path):
     assert report["gpu_memory_gb"] == 0
 
 
+def test_report(tmp_path):
+    """Building needs no browser; where there is one, the page is opened once."""
+    small = ["--clusters", "3", "--images", "300", "--repeats", "1"]
+    script = [sys.executable, str(ROOT / "benchmarks" / "report.py")]
+    subprocess.run([*script, "build", str(tmp_path), *small], check=True, capture_output=True, timeout=280)
+    size = (tmp_path / "3.html").stat().st_size
+    assert 100_000 < size < 10_000_000
+    if not Path("/usr/bin/chromedriver").exists():
+        pytest.skip("no /usr/bin/chromedriver: apt-get install chromium chromium-driver")
+    pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
+    times = run("report.py", "measure", str(tmp_path), *small, str(tmp_path / "a.json"))["clusters"]["3"]
+    assert times["bytes"] == size
+    assert 0 < times["first_paint_ms"]["median"] <= times["first_paint_ms"]["most"]
+    assert set(times) == {"bytes", "first_paint_ms", "answers_ms", "search_ms", "cut_ms"}
+
+
 def test_the_arithmetic_of_a_step_is_proportional_to_its_images(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import step as benchmark

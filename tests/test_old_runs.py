@@ -26,7 +26,7 @@ from secu.base.errors import UserError
 from secu.data import changes, open_source, remember
 from secu.results.results import find_results, write_report
 from secu.settings import load_config
-from secu.train.checkpoint import Checkpoint, load_predictor
+from secu.train.checkpoint import Checkpoint, load_method, load_predictor
 from secu.train.listener import Listener
 from secu.train.run import Run
 from small_runs import CPU, open_session
@@ -212,9 +212,11 @@ def test_new_images_can_be_predicted(kept, tmp_path):
 @pytest.mark.parametrize("name", ["fit", "unfinished", "selflabel"])
 def test_report_can_be_written(runs, name):
     run = runs[name]
-    results = find_results(run, load_predictor(run, CPU), images_of(run, Listener()))
+    method = load_method(run, CPU)
+    results = find_results(run, method.predictor(), images_of(run, Listener()), clustering=method.clustering)
     text = write_report(run, results).read_text()
     assert run.path.name in text
+    assert ('id="tree"' in text) == (max(run.config().heads) >= 3)
     assert ("training stopped after 2 of 4 epochs" in text) == (name == "unfinished")
     assert ("cluster 2 fell from 7 to 3 images" in text) == (name == "selflabel")
 

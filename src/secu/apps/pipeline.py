@@ -177,7 +177,7 @@ def _finish(session: Session, test: Images | None, *, report: bool) -> Finished:
     embeddings_ND = predictor.embed_together(session.images)
     if not processes.is_main():
         return Finished(run, session.epochs_done, session.seconds, None)
-    results = find_results(run, predictor, session.images, embeddings_ND)
+    results = find_results(run, predictor, session.images, embeddings_ND, session.method.clustering)
     write_results(run, results, pictures=report, busy=session.listener.busy)
     for warning in results.warnings:
         session.listener.warned(warning)

@@ -17,7 +17,7 @@ from secu.data import Images
 from secu.data.folders import is_image, spelled_out
 from secu.data.image_files import BadImage, opened
 from secu.data.text import one_line
-from secu.results.edits import WRONG, ranked, read_edits, read_rows
+from secu.results.edits import ranked, read_edits, read_rows
 from secu.results.reading import read_assignments
 from secu.results.tables import DUPLICATE_OF
 from secu.train.checkpoint import load_predictor
@@ -72,7 +72,7 @@ def sort_run(
         present = {images.ids[index] for index in readable} if kept_instead else set()
         best_first = filter(readable.__contains__, found.cosine.argsort(descending=True, stable=True).tolist())
         folder_of = {
-            index: WRONG if images.ids[index] in edits.wrong else edits.folders[cluster_of[index]]
+            index: edits.folder(images.ids[index], cluster_of[index])
             for index in best_first
             if kept_instead.get(images.ids[index]) not in present
         }

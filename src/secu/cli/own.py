@@ -123,15 +123,16 @@ def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug
     from secu.apps.console import ConsoleListener
     from secu.apps.images import images_of
     from secu.results.results import find_results, write_report
-    from secu.train.checkpoint import load_predictor
+    from secu.train.checkpoint import load_method
     from secu.train.device import choose_device
     from secu.train.run import Run
 
     folder = Run.open(run)
     with ConsoleListener(errors) as listener:
         images = images_of(folder, listener, root=data, device=device)
-    predictor = load_predictor(folder, choose_device(device))
-    path = write_report(folder, find_results(folder, predictor, images))
+    method = load_method(folder, choose_device(device))
+    results = find_results(folder, method.predictor(), images, clustering=method.clustering)
+    path = write_report(folder, results)
     console.print(str(path), soft_wrap=True)
     warn_if_unfinished(folder)
 

@@ -136,7 +136,11 @@ class Clustering(nn.Module):
         """Return the centers of the main head or, if the tree answers, those of its leaves (M, D)."""
         if self.tree is None or self.answer != "tree":
             return self.head()
-        return self.head(int(self.tree.head))[self.tree.leaves.to(self.labels.device)]
+        return self.leaf_centers(self.tree)
+
+    def leaf_centers(self, tree: Tree) -> Tensor:
+        """Return the centers of the leaves of a tree (L, D)."""
+        return self.head(int(tree.head))[tree.leaves.to(self.labels.device)]
 
     def groups(self) -> Tensor | None:
         """Return the cluster of each of these centers (M,), if the tree answers; None if each is a cluster."""
@@ -161,7 +165,7 @@ class Clustering(nn.Module):
         most = len(tree.leaves)
         if not 2 <= level <= most:
             raise UserError(f"level: {level} must be a number of groups from 2 to {most}, the clusters of the tree")
-        return self.head(int(tree.head))[tree.leaves.to(self.labels.device)], tree.cut(level)
+        return self.leaf_centers(tree), tree.cut(level)
 
     def sizes(self, number: int | None = None) -> Tensor:
         """Return the number of images with each label of a head; by default, the main head."""

@@ -11,6 +11,7 @@ from secu.cluster.metrics import Scores
 from secu.data import Images
 from secu.methods.predictor import Predictions
 from secu.results.duplicates import Ints, is_searched, kept_images
+from secu.results.leaves import Leaves
 from secu.results.words import suggest_names
 
 
@@ -26,6 +27,7 @@ class Results:
         limits: The cosine below which an image is an outlier of each cluster (K,).
         scores: ACC, NMI and ARI; None if no true labels are known.
         warnings: Possible problems with the clusters; empty if there are none.
+        leaves: The clusters of the finest head and their tree; None if there are hardly any, too many, or not known.
     """
 
     images: Images
@@ -35,6 +37,7 @@ class Results:
     limits: Tensor
     scores: Scores | None
     warnings: tuple[str, ...]
+    leaves: Leaves | None = None
 
     def __post_init__(self) -> None:
         for name, column in {"embeddings": self.embeddings, **vars(self.predictions)}.items():

@@ -9,6 +9,7 @@ from torch import Tensor
 from secu.base.errors import UserError
 from secu.base.files import write_atomically, write_text
 from secu.base.names import escape, escape_text
+from secu.cluster.clustering import Clustering
 from secu.cluster.metrics import score_known
 from secu.data import Images
 from secu.methods.predictor import Predictor, outlier_limits
@@ -17,6 +18,7 @@ from secu.results.duplicates import is_searched
 from secu.results.exemplars import choose_exemplars, draw_exemplars
 from secu.results.found import Results
 from secu.results.health import warnings_of
+from secu.results.leaves import find_leaves
 from secu.results.pictures import Pictures
 from secu.results.report import Report, ReportData
 from secu.results.report.data import LOSSES
@@ -29,8 +31,22 @@ __all__ = ["Results", "find_results", "write_report", "write_results"]
 ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
 
 
-def find_results(run: Run, predictor: Predictor, images: Images, embeddings_ND: Tensor | None = None) -> Results:
-    """Assign every image to its nearest center; its embedding is computed unless given."""
+def find_results(
+    run: Run,
+    predictor: Predictor,
+    images: Images,
+    embeddings_ND: Tensor | None = None,
+    clustering: Clustering | None = None,
+) -> Results:
+    """Assign every image to its nearest center.
+
+    Args:
+        run: The run folder.
+        predictor: Its model.
+        images: The images.
+        embeddings_ND: Their embeddings; computed unless given.
+        clustering: All heads of the run; without it, the results have no tree of clusters.
+    """
     embeddings_ND = predictor.embed(images).cpu() if embeddings_ND is None else embeddings_ND.cpu()
     rows = images.readable_rows()
     if len(rows) < len(images):
@@ -46,6 +62,7 @@ def find_results(run: Run, predictor: Predictor, images: Images, embeddings_ND: 
         limits=outlier_limits(predictions, len(centers_KD)) - ROUNDING,
         scores=score_known(images.targets, predictions.cluster),
         warnings=run.warnings() + warnings_of(run.metrics(), predictions, run.config()),
+        leaves=find_leaves(clustering, embeddings_ND) if clustering is not None else None,
     )
 
 
@@ -126,8 +143,15 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> None:
     """Write assignments.csv, assignments.parquet, clusters.csv and skipped.csv."""
-    columns = results.images.columns
-    table = make_table(results.ids, results.predictions, results.outlier, columns, results.labels, kept)
+    table = make_table(
+        results.ids,
+        results.predictions,
+        results.outlier,
+        results.images.columns,
+        results.labels,
+        kept=kept,
+        leaf=results.leaves.column(results.predictions.cluster) if results.leaves else None,
+    )
     for kind in ("csv", "parquet"):
         _write(run.path / f"assignments.{kind}", table)
     _write(run.path / "clusters.csv", _cluster_table(results))

@@ -30,6 +30,8 @@ OURS: dict[str, type] = {
 }
 DUPLICATE_OF = "duplicate_of"  # column with the id of the image that is the same picture and is kept; else empty
 LABEL = "label"  # column with the name of the true class, if known
+LEAF = "leaf"  # column with the cluster of the finest head, if that is not the run's own
+TYPES = OURS | {LEAF: int}
 FORMATS = ("csv", "jsonl", "parquet")
 DIGITS = 6  # decimals of a number in a table
 
@@ -41,8 +43,9 @@ def make_table(
     columns: Mapping[str, Sequence[Any]],
     labels: Sequence[str] | None = None,
     kept: Sequence[int] | None = None,
+    leaf: Tensor | None = None,
 ) -> Table:
-    """Return one row per image: our own columns, the true label, and the columns of the source.
+    """Return one row per image: our own columns, the true label, the leaf of the tree, and the source's columns.
 
     Args:
         ids: The name of each image.
@@ -51,6 +54,7 @@ def make_table(
         columns: The columns of the source, by name.
         labels: The true class of each image, if known.
         kept: The image to keep for each image, which is itself or a near-duplicate, if known.
+        leaf: The cluster of each image in the finest head, if that is not the run's own.
     """
     table: Table = {
         "id": [escape(name) for name in ids],
@@ -66,7 +70,9 @@ def make_table(
         table[DUPLICATE_OF] = ["" if k == i else escape(ids[k]) for i, k in enumerate(kept)]
     if labels is not None:
         table[LABEL] = [writable(label) for label in labels]
-    for name, column in zip(_names(columns), columns.values(), strict=True):
+    if leaf is not None:
+        table[LEAF] = leaf.tolist()
+    for name, column in zip(_names(columns, table), columns.values(), strict=True):
         table[name] = [writable(value) for value in column]
     return table
 
@@ -76,12 +82,13 @@ def _rounded(values: Tensor) -> list[float]:
     return rounded
 
 
-def _names(columns: Iterable[str]) -> list[str]:
-    """Return unique names for the source's columns that do not clash with our own."""
+def _names(columns: Iterable[str], ours: Iterable[str]) -> list[str]:
+    """Return unique names for the source's columns that do not clash with our own, used here or not."""
+    reserved = {*OURS, DUPLICATE_OF, LABEL, *ours}
     names: list[str] = []
     for column in columns:
         name = str(writable(column))
-        while name in (*OURS, DUPLICATE_OF, LABEL, *names):
+        while name in reserved or name in names:
             name = f"source_{name}"
         names.append(name)
     return names
@@ -114,7 +121,7 @@ class CsvWriter:
         if not self.has_header:
             self.writer.writerow(table if self.raw else map(disarm, table))
             self.has_header = True
-        numbers = [name for name, kind in OURS.items() if kind is not str]
+        numbers = [name for name, kind in TYPES.items() if kind is not str]
         columns = [
             values if self.raw or name in numbers else map(disarm, values)  # most columns are numbers: fast
             for name, values in table.items()
@@ -149,11 +156,11 @@ class ParquetWriter:
         import pyarrow.parquet as pq
 
         kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-        schema = pa.schema([(name, kinds[OURS.get(name, str)]) for name in table])
+        schema = pa.schema([(name, kinds[TYPES.get(name, str)]) for name in table])
         if self.writer is None:
             self.writer = pq.ParquetWriter(self.file, schema)
         typed = {
-            name: values if name in OURS else [None if value is None else str(value) for value in values]
+            name: values if name in TYPES else [None if value is None else str(value) for value in values]
             for name, values in table.items()
         }
         self.writer.write_table(pa.table(typed, schema=schema))

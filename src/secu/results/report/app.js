@@ -19,10 +19,12 @@ function toggleTheme() {
 
 function describeEdits() {
   const changes = [
-    [Object.keys(edits.names).length, "cluster named", "clusters named"],
-    [Object.keys(edits.merged).length, "merged", "merged"],
+    [shapeNow().active.filter(unit => edits.names[unit]).length, "cluster named", "clusters named"],
+    [shapeNow().active.length - rootsLeft().length, "merged", "merged"],
+    [level() === null ? shapeNow().active.length - OWN : 0, "split", "splits"],
     [Object.keys(edits.wrong).length, "image marked as wrong", "images marked as wrong"],
   ].filter(([many]) => many).map(([many, one, more]) => plural(many, one, more));
+  if (level() !== null) changes.unshift(`the tree is cut into ${count(shapeNow().active.length)} groups`);
   const unchanged = `${plural(rootsLeft().length, "cluster", "clusters")}, no changes yet.`;
   $("edits").textContent = changes.length ? `Your changes: ${changes.join(", ")}.` : unchanged;
   $("clear").hidden = !changes.length;
@@ -68,7 +70,7 @@ function start() {
   setUpMap();
   setTheme(memory.read(THEME));
   restoreEdits();
-  listeners.push(refreshCards, refreshPicture, refreshMap, drawSizes, describeEdits);
+  listeners.push(refreshCards, refreshPicture, refreshMap, drawSizes, describeEdits, refreshTree);
   arrangeCards();
   refreshMap();
   drawSizes();
@@ -77,6 +79,8 @@ function start() {
   $("numbers").closest("details").addEventListener("toggle", drawNumbers, { once: true });
   drawTruth();
   drawDuplicates();
+  setUpTree();
+  setUpFilter();
   describeEdits();
   followSections();
   listen();

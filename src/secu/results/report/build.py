@@ -12,10 +12,12 @@ import numpy as np
 
 from secu.results.found import Results
 from secu.results.report.cards import KINDS, cluster_cards
+from secu.results.report.center_map import center_map
 from secu.results.report.data import LOSSES, ReportData
 from secu.results.report.duplicates import duplicate_groups
 from secu.results.report.layout import lay_out, sample
 from secu.results.report.limits import fit_names, thin
+from secu.results.report.tree import encode_leaves, tree_content
 from secu.results.report.truth import compare_to_classes, has_truth
 from secu.results.report.values import floats, ints, number, numbers
 
@@ -31,16 +33,21 @@ def content(data: ReportData) -> dict[str, Any]:
     same = duplicate_groups(results)
     shown = [card[kind] for card in cards for kind in KINDS] + same["groups"]
     on_cards = list(dict.fromkeys(i for row in shown for i in row))
+    tree, in_tree = tree_content(results, on_cards + points["index"])
+    on_cards = list(dict.fromkeys(on_cards + in_tree))
     on_map = sorted(set(points["index"]) - set(on_cards))
     return {
         "fingerprint": fingerprint(data),
         "images": len(data.ids),
         "ids": data.ids,
         "cluster": ints(results.predictions.cluster).tolist(),
+        "leaf": encode_leaves(results),
         "clusters": cards,
+        "tree": tree,
         "pictures": picture_facts(data, on_cards + on_map),
         "onCards": len(on_cards),
         "map": points,
+        "centers": center_map(results),
         "losses": list(data.losses),
         "curves": curves(data.metrics, data.losses),
         "truth": compare_to_classes(results),
@@ -75,6 +82,7 @@ def picture_facts(data: ReportData, index: Sequence[int]) -> dict[str, Any]:
         "name": names,
         "nameLength": length,
         "cluster": ints(predictions.cluster)[rows].tolist(),
+        "leaf": [] if data.results.leaves is None else ints(data.results.leaves.leaf)[rows].tolist(),
         "confidence": numbers(floats(predictions.confidence)[rows], 3),
         "second": ints(predictions.second)[rows].tolist(),
         "secondConfidence": numbers(floats(predictions.second_confidence)[rows], 3),

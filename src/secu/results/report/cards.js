@@ -4,7 +4,7 @@
 const PAGE = 24;
 const MOST = Object.fromEntries(["typical", "uncertain", "outlying"]
   .map(kind => [kind, Math.max(...clusters.map(cluster => cluster[kind].length))]));
-const view = { order: [], shown: 0, merges: "" };
+const view = { order: [], shown: 0, grouping: "" };
 
 /** Return the size-weighted mean over the parts of a cluster. */
 function meanOf(cluster, quantity) {
@@ -22,23 +22,30 @@ function picturesOf(cluster, kind) {
 
 const orElse = (value, instead) => (value === null ? instead : value);
 const orders = {
-  number: (a, b) => a - b,
+  number: () => 0, // as they are
   large: (a, b) => sizeOf(b) - sizeOf(a),
   small: (a, b) => sizeOf(a) - sizeOf(b),
   loose: (a, b) => orElse(meanOf(a, "cohesion"), 2) - orElse(meanOf(b, "cohesion"), 2),
   tight: (a, b) => orElse(meanOf(b, "cohesion"), -2) - orElse(meanOf(a, "cohesion"), -2),
   uncertain: (a, b) => orElse(meanOf(a, "confidence"), 2) - orElse(meanOf(b, "confidence"), 2),
-  unnamed: (a, b) => Boolean(nameOf(a)) - Boolean(nameOf(b)) || a - b,
+  unnamed: (a, b) => Boolean(nameOf(a)) - Boolean(nameOf(b)),
 };
 
-/** Return the clusters with a file name that contains a word. Numbers mean clusters; the page may hold no file names. */
-function holders(word) {
+let lowerIds = null;
+
+/** Return the clusters with a file name that contains a word, if the page holds names. Numbers mean clusters. */
+function holdersOf(word) {
   if (!content.ids || word.length < 3 || !/\D/.test(word)) return new Set();
-  return new Set(content.cluster.filter((_, index) => content.ids[index].toLowerCase().includes(word)));
+  lowerIds ??= content.ids.map(id => id.toLowerCase());
+  const leaves = leafOfRows();
+  const found = new Set();
+  lowerIds.forEach((id, row) => { if (id.includes(word)) found.add(holder(content.cluster[row], leaves[row])); });
+  return found;
 }
 
 function matches(cluster, words) {
-  const namesOf = part => [`cluster ${part}`, ...clusters[part].words, ...clusters[part].classes.map(([name]) => name)];
+  const classesOf = part => clusters[part].classes.map(([name]) => name);
+  const namesOf = part => [`cluster ${numberOf(part)}`, ...clusters[part].words, ...classesOf(part)];
   const names = parts(cluster).flatMap(namesOf);
   const text = [nameOf(cluster), ...names].join("\n").toLowerCase();
   return words.every(([word, held]) => text.includes(word) || parts(cluster).some(part => held.has(part)));
@@ -47,19 +54,23 @@ function matches(cluster, words) {
 /** Choose and sort the cards, and draw the first page. */
 function arrangeCards() {
   const query = $("search").value.trim().toLowerCase();
-  const isExact = cluster => query !== "" && parts(cluster).includes(Number(query)); // its own number: comes first
-  const words = query.split(/\s+/).map(word => [word, holders(word)]);
-  view.order = rootsLeft().filter(cluster => matches(cluster, words)).sort(orders[$("sort").value]);
+  const isExact = cluster => parts(cluster).some(part => numberOf(part) === query); // its own number: comes first
+  const words = query.split(/\s+/).map(word => [word, holdersOf(word)]);
+  view.order = rootsLeft().filter(cluster => matches(cluster, words) && passesFilter(cluster));
+  view.order.sort(orders[$("sort").value]);
   view.order.sort((a, b) => isExact(b) - isExact(a));
-  view.merges = JSON.stringify(edits.merged);
+  view.grouping = groupingNow();
   redrawCards(PAGE);
+  describeFilter(view.order.length);
 }
+
+const groupingNow = () => JSON.stringify([edits.merged, edits.cut, edits.open]);
 
 function redrawCards(many) {
   view.shown = 0;
   $("cards").replaceChildren();
   showMore(many);
-  if (!view.order.length) $("cards").append(h("p", { class: "muted" }, "No cluster matches your search."));
+  if (!view.order.length) $("cards").append(h("p", { class: "muted" }, "No cluster matches your search and filters."));
 }
 
 /** Draw the next cards: one page, then twice as many each time. */
@@ -76,6 +87,7 @@ function goToCard(cluster) {
   const whole = root(cluster);
   if (!view.order.includes(whole)) {
     $("search").value = "";
+    clearFilter();
     arrangeCards();
   }
   const place = view.order.indexOf(whole);
@@ -85,7 +97,7 @@ function goToCard(cluster) {
   article.focus({ preventScroll: true });
 }
 
-const largest = () => Math.max(...clusters.map(cluster => cluster.size));
+const largest = () => Math.max(...shapeNow().active.map(cluster => clusters[cluster].size));
 
 /** Return text that follows a cluster's name when it changes. */
 function nameTag(cluster) {
@@ -103,27 +115,31 @@ function row(title, list, help) {
 }
 
 function card(cluster) {
-  return h("article", { class: "card", id: `card-${cluster}`, tabindex: -1, "aria-label": `Cluster ${cluster}` },
+  const title = `Cluster ${numberOf(cluster)}`;
+  return h("article", { class: "card", id: `card-${cluster}`, tabindex: -1, "aria-label": title },
     h("header", {},
-      h("h3", {}, h("span", { class: `swatch hue-${cluster % HUES}`, "aria-hidden": "true" }), `Cluster ${cluster}`),
+      h("h3", {}, h("span", { class: `swatch hue-${hueOf(cluster)}`, "aria-hidden": "true" }), title),
       nameInput(cluster)),
     meters(cluster),
     suggestionOf(cluster),
     labelsOf(cluster),
-    parts(cluster).slice(1).map(part => h("p", { class: "part" }, `Includes cluster ${part} `,
-      press("Separate", () => separate(part), { class: "link", "aria-label": `Separate cluster ${part}` }))),
+    parts(cluster).slice(1).map(part => h("p", { class: "part" }, `Includes cluster ${numberOf(part)} `,
+      press("Separate", () => separate(part), {
+        class: "link", "aria-label": `Separate cluster ${numberOf(part)}`,
+      }))),
     pictureRows(cluster),
     sizeOf(cluster) ? null : h("p", { class: "muted" }, "This cluster is empty."),
     similarTo(cluster),
     h("div", { class: "actions" },
       press("Compare & merge", () => openCompare(cluster), { class: "quiet", "data-compare": cluster }),
+      splitButtons(cluster),
       press("Show on map", () => showOnMap(cluster), { class: "quiet" })));
 }
 
 function nameInput(cluster) {
   return h("input", {
     id: `name-${cluster}`, class: "name", maxlength: 80, placeholder: "Name this cluster", autocomplete: "off",
-    "data-naming": cluster, "aria-label": `Name of cluster ${cluster}`, value: nameOf(cluster),
+    "data-naming": cluster, "aria-label": `Name of cluster ${numberOf(cluster)}`, value: nameOf(cluster),
     onchange: event => rename(cluster, event.target.value),
     onkeydown: event => { if (event.key === "Enter") rename(cluster, event.target.value); },
   });
@@ -135,7 +151,9 @@ function suggestionOf(cluster) {
   if (!words) return null;
   const help = "Words in file names, folders or columns that are frequent in this cluster and rare in others";
   return h("p", { class: "labels" }, h("span", { class: "muted", title: help }, "Suggested name: "),
-    press(words, () => rename(cluster, words), { class: "link", "aria-label": `Name cluster ${cluster} ${words}` }));
+    press(words, () => rename(cluster, words), {
+      class: "link", "aria-label": `Name cluster ${numberOf(cluster)} ${words}`,
+    }));
 }
 
 function meters(cluster) {
@@ -145,15 +163,15 @@ function meters(cluster) {
   return h("dl", { class: "meters" },
     meter("Images", size / largest(), count(size), "Number of images; the bar compares it with the largest cluster"),
     meter("Cohesion", cohesion, cohesion === null ? "–" : cohesion.toFixed(2),
-      "Mean similarity (cosine) to the center of the cluster: 1 means all images look alike"),
-    meter("Confidence", confidence, percent(confidence), "Mean confidence of its images"));
+      `Mean similarity (cosine) to the center of the ${isGroup(cluster) ? "leaf" : "cluster"}: 1 means all look alike`),
+    isGroup(cluster) ? null : meter("Confidence", confidence, percent(confidence), "Mean confidence of its images"));
 }
 
 function pictureRows(cluster) {
   const outliers = parts(cluster).reduce((sum, part) => sum + clusters[part].outliers, 0);
   return [
     row("Most typical", picturesOf(cluster, "typical"), "Closest to the center of the cluster"),
-    h("div", { class: clusters.length > 40 ? "halves narrow" : "halves" },
+    h("div", { class: OWN > 40 ? "halves narrow" : "halves" },
       row("Least confident", picturesOf(cluster, "uncertain"), "May belong to another cluster"),
       row(`Outliers · ${count(outliers)}`, picturesOf(cluster, "outlying"), "Do not fit any cluster well")),
   ];
@@ -178,7 +196,7 @@ function similarTo(cluster) {
   const chip = other => h("button", {
     type: "button", class: "chip", onclick: () => openCompare(cluster, root(other.cluster)),
     title: `Similarity of the two centers: ${other.cosine.toFixed(2)}. ${help}. Click to compare.`,
-  }, h("span", { class: `swatch hue-${root(other.cluster) % HUES}`, "aria-hidden": "true" }), nameTag(other.cluster),
+  }, h("span", { class: `swatch hue-${hueOf(root(other.cluster))}`, "aria-hidden": "true" }), nameTag(other.cluster),
   h("span", { class: "muted" }, ` ${count(other.second)}`),
   h("span", { class: "hidden" }, " images have it as their second choice"));
   const title = h("h4", { title: help }, "Similar clusters");
@@ -190,7 +208,7 @@ function refreshCards() {
   for (const button of document.querySelectorAll("[data-index]")) button.refresh();
   for (const tag of document.querySelectorAll("[data-label]")) tag.textContent = oneLine(label(+tag.dataset.label), 30);
   for (const input of document.querySelectorAll("[data-naming]")) input.value = nameOf(Number(input.dataset.naming));
-  if (view.merges !== JSON.stringify(edits.merged)) {
+  if (view.grouping !== groupingNow()) {
     const many = view.shown;
     arrangeCards();
     if (many > view.shown) showMore(many - view.shown);

@@ -6,14 +6,15 @@ function drawSizes() {
   const most = order[0][1];
   const least = order.at(-1)[1];
   const text = (cluster, size) => `${label(cluster)}: ${imageCount(size)}`;
+  const isDense = order.length > 60;
   const bars = order.map(([cluster, size]) =>
-    bar(size / most, text(cluster, size), `hue-${cluster % HUES}`, () => goToCard(cluster)));
+    bar(size / most, text(cluster, size), isDense ? "accent" : `hue-${hueOf(cluster)}`, () => goToCard(cluster)));
   $("sizes").replaceChildren(...bars);
   $("sizes").setAttribute("role", "img");
   $("sizes").setAttribute("aria-label", `Cluster sizes from ${count(least)} to ${imageCount(most)}`);
-  $("sizes").classList.toggle("dense", order.length > 60);
+  $("sizes").classList.toggle("dense", isDense);
   const few = order.length <= 20;
-  const under = few ? order.map(([cluster]) => String(cluster)) : ["largest", "smallest"];
+  const under = few ? order.map(([cluster]) => numberOf(cluster)) : ["largest", "smallest"];
   $("sizes-axis").classList.toggle("even", few);
   $("sizes-axis").replaceChildren(...under.map(word => h("span", {}, word)));
 }

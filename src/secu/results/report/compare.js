@@ -17,7 +17,7 @@ function openCompare(cluster, other) {
 
 /** Return a list of all other clusters, the similar ones first. */
 function clusterChoice(cluster) {
-  const similar = clusters[cluster].similar.map(item => root(item.cluster));
+  const similar = similarUnits(cluster).map(root);
   const near = [...new Set(similar)].filter(item => item !== cluster);
   const rest = rootsLeft().filter(item => item !== cluster && !near.includes(item));
   const option = item => h("option", { value: item }, `${fullLabel(item)} · ${count(sizeOf(item))}`);

@@ -13,11 +13,16 @@ function csvField(value) {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** Return the table of images, each given as [id, cluster, whether it is marked as wrong]. */
+/**
+ * Return the table of images, each given as [id, cluster, whether it is marked as wrong, leaf]. If clusters were split
+ * or the tree was cut, there is a column for the leaf, and images of a cluster may be part of different ones.
+ */
 function csv(list) {
-  const wholes = clusters.map((_, cluster) => [nameOf(cluster), root(cluster)]);
-  const rows = list.map(([id, cluster, wrong]) => [id, cluster, ...wholes[cluster], wrong ? "yes" : "no"]);
-  const header = ["id", "cluster", "name", "merged_cluster", "marked_wrong"];
+  const known = new Map(shapeNow().active.map(unit => [unit, [nameOf(unit), numberOf(root(unit))]]));
+  const leafCells = isRegrouped() ? leaf => [tree.numbers[leaf]] : () => [];
+  const rows = list.map(([id, cluster, wrong, leaf]) =>
+    [id, cluster, ...known.get(holder(cluster, leaf)), wrong ? "yes" : "no", ...leafCells(leaf)]);
+  const header = ["id", "cluster", "name", "merged_cluster", "marked_wrong", ...(isRegrouped() ? ["leaf"] : [])];
   return [header, ...rows].map(row => `${row.map(csvField).join(",")}\r\n`).join("");
 }
 
@@ -30,13 +35,17 @@ function save(list) {
 
 function download() {
   if (content.ids) {
-    save(content.ids.map((id, index) => [id, content.cluster[index], isWrong(index)]));
+    const leaves = leafOfRows();
+    save(content.ids.map((id, index) => [id, content.cluster[index], isWrong(index), leaves[index]]));
     return;
   }
   $("table").value = "";
   $("table-note").hidden = true;
   $("table-dialog").showModal();
 }
+
+/** Return whether an image with this own cluster and leaf can be placed. */
+const isKnown = (own, leaf) => leaf !== undefined && holder(own, leaf) !== undefined;
 
 function readCsv(text) {
   const rows = [[]];
@@ -67,14 +76,19 @@ async function takeTable(file) {
   const [header = [], ...rows] = readCsv(await file.text());
   const id = header.indexOf("id");
   const cluster = header.indexOf("cluster");
+  const leaf = header.indexOf("leaf");
+  const places = new Map((tree?.numbers ?? []).map((number, place) => [number, place]));
   const find = pictureFinder();
   const list = rows.map((row, number) => {
     const name = rearm(row[id] ?? "");
     const picture = find(name, number);
-    return [name, Number(row[cluster]), isWrong(pictures.index[picture]), pictures.cluster[picture]];
+    const itsLeaf = places.get(Number(row[tree?.isOwn ? cluster : leaf]));
+    return [name, Number(row[cluster]), isWrong(pictures.index[picture]), itsLeaf, pictures.cluster[picture]];
   });
-  const known = list.filter(([, number, , expected]) => number === expected);
-  const possible = list.every(([, number]) => number in clusters);
+  const known = list.filter(([, number, , , expected]) => number === expected);
+  const isPlaced = ([, number, , itsLeaf]) => number in clusters && number < OWN
+    && (!isRegrouped() || isKnown(number, itsLeaf));
+  const possible = list.every(isPlaced);
   if (!possible || known.length < pictures.name.length / 2) {
     $("table-note").hidden = false;
     return;

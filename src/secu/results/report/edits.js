@@ -1,10 +1,10 @@
 // ---------------------------------------------------------------------------------------------------------------
-// Edits: names, merges and marks. Three maps from a number to a value; every edit is a list of changes to them, and
-// the previous values are kept, so that everything can be undone, even after a reload.
+// Edits: names, merges, marks, and where the tree is cut (cut.js). Maps from a key to a value; every edit is a list of
+// changes to them, and the previous values are kept, so that everything can be undone, even after a reload.
 
 const KEY = `secu-report-${content.fingerprint}`;
 const MOST_UNDO = 500;
-const edits = { names: {}, merged: {}, wrong: {}, undo: [] };
+const edits = { cut: {}, open: {}, names: {}, merged: {}, wrong: {}, undo: [] };
 const listeners = [];
 
 /** Make changes [kind, key, value]; an empty value removes an entry. */
@@ -27,6 +27,7 @@ function apply(changes) {
     if (value === null || value === "" || value === false) delete edits[kind][key];
     else edits[kind][key] = value;
   }
+  shape = null;
 }
 
 function publish(message, offerUndo = true) {
@@ -41,14 +42,16 @@ function restoreEdits() {
   try { stored = JSON.parse(memory.read(KEY)) ?? {}; } catch { /* not ours: start fresh */ }
   const isPlace = (key, list) => /^\d+$/.test(key) && Number(key) < list.length;
   const valid = {
+    cut: (key, value) => key === "level" && Number.isInteger(value) && value >= 2 && value <= LEAVES,
+    open: (key, value) => isPlace(key, clusters) && (value === TO_OPEN || value === TO_CLOSE),
     names: (key, value) => isPlace(key, clusters) && typeof value === "string",
     merged: (key, value) => isPlace(key, clusters) && isPlace(value, clusters) && typeof value === "number",
     wrong: (key, value) => placeOf.has(Number(key)) && value === true,
   };
   for (const kind of Object.keys(valid)) {
     for (const [key, value] of Object.entries(stored[kind] ?? {})) {
-      const circular = kind === "merged" && root(value) === Number(key);
-      if (valid[kind](key, value) && !circular) edits[kind][key] = value;
+      if (!valid[kind](key, value) || (kind === "merged" && leadsTo(value, Number(key)))) continue;
+      apply([[kind, key, value]]);
     }
   }
   const isChange = ([kind, key, value]) => kind in valid && (value === null || valid[kind](key, value));
@@ -57,17 +60,20 @@ function restoreEdits() {
   $("blocked").hidden = memory.write(KEY, JSON.stringify(edits));
 }
 
-/** Return the cluster that a cluster is now part of: itself, unless it was merged. */
-function root(cluster) {
-  for (let steps = 0; cluster in edits.merged && steps < clusters.length; steps += 1) cluster = edits.merged[cluster];
-  return cluster;
+/** Return whether following the merges from one cluster leads to another, or back to it. */
+function leadsTo(from, to) {
+  for (let cluster = from; cluster !== undefined; cluster = edits.merged[cluster]) if (cluster === to) return true;
+  return false;
+}
+
+/** Return the cluster of the page that a unit is now part of: itself, unless it was merged, split or joined. */
+function root(unit) {
+  const { wholes } = shapeNow();
+  return wholes.get(unit) ?? wholes.get(heir(unit));
 }
 
 /** Return all clusters that are merged with this one, itself first. */
-function parts(cluster) {
-  const others = Object.keys(edits.merged).map(Number).filter(other => root(other) === cluster && other !== cluster);
-  return [cluster, ...others];
-}
+const parts = cluster => shapeNow().parts.get(cluster) ?? [cluster];
 
 /** Return the reader's name for a cluster, or that of a part where the whole has none; may be empty. */
 function nameOf(cluster) {
@@ -76,16 +82,16 @@ function nameOf(cluster) {
 }
 
 function label(cluster) {
-  return nameOf(cluster) || `Cluster ${root(cluster)}`;
+  return nameOf(cluster) || `Cluster ${numberOf(root(cluster))}`;
 }
 
 /** Return name and number, for lists to choose from. */
 function fullLabel(cluster) {
-  return `${oneLine(label(cluster), 40)}${nameOf(cluster) ? ` (cluster ${cluster})` : ""}`;
+  return `${oneLine(label(cluster), 40)}${nameOf(cluster) ? ` (cluster ${numberOf(cluster)})` : ""}`;
 }
 
 const sizeOf = cluster => parts(cluster).reduce((sum, part) => sum + clusters[part].size, 0);
-const rootsLeft = () => clusters.map((_, cluster) => cluster).filter(cluster => !(cluster in edits.merged));
+const rootsLeft = () => shapeNow().roots;
 const isWrong = index => index in edits.wrong;
 
 function rename(cluster, text) {
@@ -93,7 +99,8 @@ function rename(cluster, text) {
   if (name === nameOf(cluster)) return;
   // An empty name would reveal the name of a part, so the names of the parts are cleared as well.
   const cleared = parts(cluster).filter(part => edits.names[part]).map(part => ["names", part, null]);
-  const message = name ? `Cluster ${cluster} is now “${name}”.` : `The name of cluster ${cluster} was removed.`;
+  const number = numberOf(cluster);
+  const message = name ? `Cluster ${number} is now “${name}”.` : `The name of cluster ${number} was removed.`;
   change([...cleared, ["names", cluster, name]], message);
 }
 
@@ -112,7 +119,7 @@ function toggleWrong(index) {
 }
 
 function startOver() {
-  const kinds = ["names", "merged", "wrong"];
+  const kinds = ["cut", "open", "names", "merged", "wrong"];
   change(kinds.flatMap(kind => Object.keys(edits[kind]).map(key => [kind, key, null])), "All changes were removed.");
 }
 

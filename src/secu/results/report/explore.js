@@ -25,8 +25,11 @@ function fitMap() {
 }
 
 function pointAt(x, y, reach) {
-  const visible = points.filter(point => chosen.cluster === null || root(point.cluster) === chosen.cluster);
-  const distance = point => { const [left, top] = toScreen(point); return Math.hypot(left - x, top - y); };
+  const visible = points.filter(point => chosen.cluster === null || point.whole === chosen.cluster);
+  const distance = point => {
+    const [left, top] = toScreen(point);
+    return Math.hypot(left - x, top - y) - (point.isCluster ? radiusOf(point) : 0);
+  };
   const best = nearest(visible, distance);
   return best && distance(best) <= reach ? best : null;
 }
@@ -43,9 +46,8 @@ function showTip(point) {
   const tip = $("map-tip");
   const [x, y] = toScreen(point);
   const { width, height } = pixelsOf(canvas);
-  const name = oneLine(facts(point.index).name, 48);
-  const line = `${oneLine(label(point.cluster), 30)} · ${percent(point.confidence)} confidence`;
-  tip.replaceChildren(thumbnail(point.index), h("strong", {}, name), h("span", {}, line));
+  const [name, line] = describePoint(point);
+  tip.replaceChildren(thumbnail(point.index), h("strong", {}, oneLine(name, 48)), h("span", {}, line));
   tip.hidden = false;
   tip.style.left = `${Math.max(4, Math.min(width - tip.offsetWidth - 4, x + 14))}px`;
   tip.style.top = `${y + 14 + tip.offsetHeight > height ? Math.max(4, y - 14 - tip.offsetHeight) : y + 14}px`;
@@ -64,7 +66,7 @@ function stepTo(right, down) {
     const [x, y] = toScreen(point);
     const along = (x - fromX) * right + (y - fromY) * down;
     const aside = Math.abs((x - fromX) * down) + Math.abs((y - fromY) * right);
-    const visible = chosen.cluster === null || root(point.cluster) === chosen.cluster;
+    const visible = chosen.cluster === null || point.whole === chosen.cluster;
     return point === chosen.point || along <= 0.5 || !visible ? Infinity : along + 2.5 * aside;
   };
   const next = nearest(points, cost);
@@ -72,8 +74,8 @@ function stepTo(right, down) {
   const [x, y] = toScreen(next);
   if (x < 0 || y < 0 || x > width || y > height) moveBy(next.x - camera.x, next.y - camera.y);
   choosePoint(next);
-  const name = oneLine(facts(next.index).name, 80);
-  announce(`${name}, ${label(next.cluster)}, ${percent(next.confidence)} confidence`);
+  const [name, line] = describePoint(next);
+  announce(`${oneLine(name, 80)}, ${line}`);
 }
 
 function showOnMap(cluster) {
@@ -90,10 +92,11 @@ function refreshMap() {
   if (chosen.cluster !== null) chosen.cluster = root(chosen.cluster);
   $("map-cluster").replaceChildren(h("option", { value: "" }, "All clusters"), ...rootsLeft().map(option));
   $("map-cluster").value = chosen.cluster ?? "";
+  placePoints();
+  describeMap();
   redrawMap();
 }
 
-const openPoint = point => openPicture(point.index, [point.index]);
 const spotOf = event => [event.offsetX, event.offsetY];
 
 /** Follow pointers: one drags, two pinch; a press that does not move is a click. */
@@ -162,6 +165,9 @@ function followControls() {
     chosen.cluster = $("map-cluster").value === "" ? null : Number($("map-cluster").value);
     chosen.color = $("map-color").value;
     chosen.pictures = $("map-pictures").checked;
+    chosen.kind = $("map-kind").value;
+    placePoints();
+    describeMap();
     redrawMap();
   });
 }
@@ -172,6 +178,4 @@ function setUpMap() {
   followKeys();
   followControls();
   new ResizeObserver(redrawMap).observe(canvas);
-  const all = points.length === content.images ? "All" : `A sample of ${count(points.length)} of`;
-  $("map-count").textContent = `${all} ${imageCount(content.images)}, laid out with ${content.map.method}.`;
 }

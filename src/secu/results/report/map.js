@@ -4,12 +4,13 @@
 const HUES = 10;
 const MAP_UNITS = 10_000;
 const canvas = $("map-canvas");
-const points = content.map.index.map((index, place) => ({
+const imagePoints = content.map.index.map((index, place) => ({
   index, x: content.map.x[place] / MAP_UNITS, y: content.map.y[place] / MAP_UNITS,
-  cluster: facts(index).cluster, confidence: facts(index).confidence ?? 0,
+  cluster: facts(index).cluster, leaf: facts(index).leaf, confidence: facts(index).confidence ?? 0,
 }));
+let points = imagePoints; // or those of the clusters (dots.js)
 const camera = { zoom: 1, x: 0.5, y: 0.5 }; // the world point in the middle of the canvas
-const chosen = { cluster: null, point: null, pictures: false, color: "cluster" };
+const chosen = { cluster: null, point: null, pictures: false, color: "cluster", kind: "images" };
 const MARGIN = 28;
 const MOST_ZOOM = 60;
 const MOST_LABELS = 50;
@@ -58,34 +59,34 @@ function drawMap() {
   pen.scale(density, density);
   const placed = points.map(point => [point, ...toScreen(point)])
     .filter(([, x, y]) => x > -40 && y > -40 && x < width + 40 && y < height + 40);
-  const isFaint = point => chosen.cluster !== null && root(point.cluster) !== chosen.cluster;
-  placed.sort((a, b) => isFaint(b[0]) - isFaint(a[0])); // highlighted points on top
+  const isFaint = point => chosen.cluster !== null && point.whole !== chosen.cluster;
+  const order = (a, b) => isFaint(b) - isFaint(a) || (b.size ?? 0) - (a.size ?? 0); // highlighted and small ones on top
+  placed.sort((a, b) => order(a[0], b[0]));
   (chosen.pictures ? drawPictures : drawDots)(pen, placed, isFaint);
   if (chosen.color === "cluster") drawLabels(pen, isFaint);
-  if (chosen.point) drawRing(pen, ...toScreen(chosen.point));
+  if (chosen.point) drawRing(pen, ...toScreen(chosen.point), Math.max(9, radiusOf(chosen.point) + 3));
   canvas.style.touchAction = camera.zoom > 1 ? "none" : "pan-y"; // nothing to pan: let the page scroll
 }
 
 function drawDots(pen, placed, isFaint) {
-  const radius = Math.min(7, 2.6 + Math.sqrt(camera.zoom) * 0.7) * (points.length < 600 ? 1.35 : 1);
   for (const [point, x, y] of placed) {
     pen.globalAlpha = isFaint(point) ? 0.12 : 0.85;
     pen.fillStyle = colorOf(point);
     pen.beginPath();
-    pen.arc(x, y, radius, 0, 7);
+    pen.arc(x, y, radiusOf(point), 0, 7);
     pen.fill();
   }
   pen.globalAlpha = 1;
 }
 
 function colorOf(point) {
-  if (chosen.color === "cluster") return colors.hues[root(point.cluster) % HUES];
+  if (chosen.color === "cluster") return colors.hues[hueOf(point.whole)];
   return `color-mix(in oklab, ${colors.high} ${Math.round(100 * point.confidence)}%, ${colors.low})`;
 }
 
 /** Draw pictures where there is room: one per cell of a grid, first come first served; the others are dots. */
 function drawPictures(pen, placed, isFaint) {
-  const side = Math.min(72, 22 + 6 * camera.zoom);
+  const side = pictureSide();
   const taken = new Set();
   const crowded = [];
   const shown = [];
@@ -98,6 +99,11 @@ function drawPictures(pen, placed, isFaint) {
   pen.imageSmoothingEnabled = !content.pixelated;
   for (const [point, x, y] of shown) drawPicture(pen, point, x, y, side, isFaint(point));
   pen.globalAlpha = 1;
+}
+
+/** Return the longest side of a picture on the map in pixels; a few clusters have room for larger ones. */
+function pictureSide() {
+  return Math.min(72, (hasRoom() ? 42 : 22) + 6 * camera.zoom);
 }
 
 function drawPicture(pen, point, x, y, side, faint) {
@@ -118,16 +124,18 @@ function drawPicture(pen, point, x, y, side, faint) {
 function drawLabels(pen, isFaint) {
   const boxes = [];
   const { width, height } = pixelsOf(canvas);
+  const below = chosen.kind === "clusters" && chosen.pictures ? pictureSide() / 2 + 12 : 0; // each is of one picture
   pen.font = `600 12px ${getComputedStyle(document.body).fontFamily}`;
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  for (const { cluster, x, y } of labelSpots()) {
+  for (const { whole, x, y } of labelSpots()) {
     const [left, top] = toScreen({ x, y });
-    const text = oneLine(nameOf(cluster) || String(cluster), 24);
+    const text = oneLine(nameOf(whole) || numberOf(whole), 24);
     const half = pen.measureText(text).width / 2 + 7;
-    const box = [left - half, top - 10, left + half, top + 10];
+    const middle = top + below;
+    const box = [left - half, middle - 10, left + half, middle + 10];
     const overlaps = other => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3];
-    if (isFaint({ cluster }) || !overlaps([0, 0, width, height]) || boxes.some(overlaps)) continue;
+    if (isFaint({ whole }) || !overlaps([0, 0, width, height]) || boxes.some(overlaps)) continue;
     if (boxes.push(box) > MOST_LABELS) return;
     pen.fillStyle = colors.surface;
     pen.globalAlpha = 0.9;
@@ -136,26 +144,27 @@ function drawLabels(pen, isFaint) {
     pen.fill();
     pen.globalAlpha = 1;
     pen.fillStyle = colors.ink;
-    pen.fillText(text, left, top + 0.5);
+    pen.fillText(text, left, middle + 0.5);
   }
 }
 
 /** Return each cluster's point nearest to its median: inside the cluster, even if that is in two places. */
 function labelSpots() {
-  const groups = Map.groupBy(points, point => root(point.cluster));
-  return [...groups].sort((a, b) => b[1].length - a[1].length).map(([cluster, list]) => {
+  if (chosen.kind === "clusters") return labeledDots();
+  const groups = Map.groupBy(points, point => point.whole);
+  return [...groups].sort((a, b) => b[1].length - a[1].length).map(([whole, list]) => {
     const middle = axis => list.map(point => point[axis]).sort((a, b) => a - b)[list.length >> 1];
     const x = middle("x");
     const y = middle("y");
     const spot = nearest(list, point => Math.hypot(point.x - x, point.y - y));
-    return { cluster, x: spot.x, y: spot.y };
+    return { whole, x: spot.x, y: spot.y };
   });
 }
 
-function drawRing(pen, x, y) {
+function drawRing(pen, x, y, radius) {
   pen.strokeStyle = colors.ink;
   pen.lineWidth = 2;
   pen.beginPath();
-  pen.arc(x, y, 9, 0, 7);
+  pen.arc(x, y, radius, 0, 7);
   pen.stroke();
 }

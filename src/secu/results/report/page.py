@@ -30,16 +30,22 @@ LEAST = 2_500_000  # bytes reserved for pictures
 NAMES = 4_000_000  # maximum total size in bytes for embedding the names of all images, for the download
 MARGIN = 300_000  # bytes for the template, with a title, warnings and facts
 FEW_PIXELS = 20  # maximum width at which pixels are drawn as squares
-STYLES = ("base.css", "sections.css", "duplicates.css")
+STYLES = ("base.css", "sections.css", "tree.css", "duplicates.css")
 SCRIPTS = (  # in this order
     "base.js",
+    "units.js",
     "edits.js",
+    "cut.js",
     "download.js",
     "pictures.js",
     "cards.js",
+    "filter.js",
     "compare.js",
     "map.js",
     "explore.js",
+    "dots.js",
+    "branches.js",
+    "levels.js",
     "charts.js",
     "truth.js",
     "duplicates.js",
@@ -71,7 +77,7 @@ class Report:
         script = bundle()
         shown = dict(self.content)
         described = overview(self.data)
-        table = {name: shown.pop(name) for name in ("ids", "cluster")}
+        table = {name: shown.pop(name) for name in ("ids", "cluster", "leaf")}
         used = sum(size_of(part) for part in (style, script, to_json(shown), to_json(described["config"]))) + MARGIN
         most = min(NAMES, BUDGET - LEAST - used)
         long = sum(map(len, table["ids"])) > most  # encoding it only to measure it would take very long
@@ -113,6 +119,7 @@ def overview(data: ReportData) -> dict[str, Any]:
         "seconds": duration(data.metrics[-1].get("seconds")) if data.metrics else None,
         "has_truth": has_truth(data.results),
         "duplicates": data.results.duplicates,
+        "has_tree": data.results.leaves is not None,
     }
 
 

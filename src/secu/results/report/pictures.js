@@ -45,6 +45,7 @@ function facts(index) {
   return {
     name: pictures.name[place],
     cluster: pictures.cluster[place],
+    leaf: pictures.leaf[place],
     confidence: pictures.confidence[place],
     second: pictures.second[place],
     secondConfidence: pictures.secondConfidence[place],
@@ -105,7 +106,7 @@ function showPicture() {
   $("picture").replaceChildren(
     h("div", { class: isWrong(index) ? "stage wrong" : "stage" }, thumbnail(index)),
     h("h2", { id: "picture-title", class: "file" }, facts(index).name),
-    factList(facts(index)),
+    factList(index, facts(index)),
     h("div", { class: "actions" },
       list.length > 1 && press("← Previous", () => step(-1), { class: "quiet", id: "previous" }),
       list.length > 1 && press("Next →", () => step(1), { class: "quiet", id: "next" }),
@@ -114,11 +115,13 @@ function showPicture() {
       press("Close", () => $("picture").close(), { class: "primary", id: "close-picture" })));
 }
 
-function factList({ cluster, confidence, second, secondConfidence, cosine, outlier, truth: trueLabel }) {
+function factList(index, { cluster, confidence, second, secondConfidence, cosine, outlier, truth: trueLabel }) {
   const line = (term, value) => h("div", {}, h("dt", {}, term), h("dd", {}, value));
+  const whole = wholeOf(index);
+  const isCut = level() !== null; // confidence and second choice are those of the run's own clusters
   return h("dl", { class: "facts" },
-    line("Cluster", `${label(cluster)}, ${percent(confidence)} confidence`),
-    second === cluster ? null : line("Second choice", `${label(second)}, ${percent(secondConfidence)}`),
+    line("Cluster", isCut ? label(whole) : `${label(whole)}, ${percent(confidence)} confidence`),
+    second === cluster || isCut ? null : line("Second choice", `${label(second)}, ${percent(secondConfidence)}`),
     line("Similarity to the center", cosine === null ? "–" : cosine.toFixed(2)),
     outlier && line("Note", "Likely an outlier: it does not fit any cluster well"),
     trueLabel === null ? null : line("True label", trueLabel));

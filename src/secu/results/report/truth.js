@@ -3,7 +3,7 @@
 
 function drawTruth() {
   if (!truth || !$("confusion")) return;
-  const more = clusters.length > truth.classes.length
+  const more = OWN > truth.classes.length
     ? " There are more clusters than labels: images in an unmatched cluster do not count as correct." : "";
   $("confusion").append(truth.table ? heatTable(more) : longTable(more), mixUps() ?? "");
 }
