@@ -116,11 +116,6 @@ class Content:
         table["x"], table["y"] = self.places.round(DIGITS).T.tolist()
         return table
 
-    @property
-    def has_labels(self) -> bool:
-        """Whether the true label of an image is known."""
-        return LABEL in self.table
-
     def rows(self) -> Iterator[Row]:
         """Yield the row of each image; every format writes these values."""
         for values in zip(*self.table.values(), strict=True):
@@ -143,6 +138,7 @@ def gather(request: Request, *, needs_pictures: bool = False) -> Content:
     order = sorted(range(len(images)), key=images.position)
     if order != list(range(len(images))):
         images = images.select(order)
+    request.listener.busy("assigning all images")
     predictor = load_predictor(run, choose_device(request.device))
     with torch.inference_mode():
         results = find_results(run, predictor, images)

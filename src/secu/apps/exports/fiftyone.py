@@ -90,7 +90,7 @@ def _classification(kind: str, index: int, label: str, confidence: float | None 
 
 def _metadata(content: Content) -> Document:
     """Return the document of the dataset: its fields, the names of clusters, and the run that made the map."""
-    labels = ["cluster", "second", *(["ground_truth"] if content.has_labels else [])]
+    labels = ["cluster", "second", *(["ground_truth"] if LABEL in content.table else [])]
     return {
         "name": content.title,
         "version": VERSION,

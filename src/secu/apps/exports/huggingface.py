@@ -12,7 +12,8 @@ from secu.apps.exports.content import COLUMNS, Content, Row
 from secu.apps.exports.format import Format
 from secu.apps.exports.media import original_bytes
 from secu.apps.exports.parquet import TYPES, schema_of, write_files
-from secu.results.tables import LABEL
+from secu.base.names import escape
+from secu.results.tables import LABEL, writable
 
 VALUES = {str: "string", int: "int64", float: "float64", bool: "bool"}
 EXPLAINED = {
@@ -47,10 +48,10 @@ def write(content: Content, place: Path) -> None:
 def _class_names(content: Content) -> dict[str, list[str]]:
     """Return the names of the classes in each column that has classes."""
     named = {"cluster_name": content.classes, "second_name": content.classes}
-    if content.has_labels:
-        labels = dict.fromkeys(label for label in content.table[LABEL] if label)
-        known = [name for name in map(str, content.images.class_names) if name in labels]
-        named[LABEL] = list(dict.fromkeys([*known, *labels]))
+    labels = dict.fromkeys(label for label in content.table.get(LABEL, []) if label)
+    if labels:
+        ordered = [name for name in map(writable, content.images.class_names) if name in labels]
+        named[LABEL] = list(dict.fromkeys([*ordered, *labels]))
     return named
 
 
@@ -62,7 +63,7 @@ def _rows(content: Content, named: dict[str, list[str]]) -> Iterator[Row]:
         picture = {}
         if content.has_pictures:
             name, stored = original_bytes(content.images, index)
-            picture = {"image": {"bytes": stored, "path": name}}
+            picture = {"image": {"bytes": stored, "path": escape(name)}}
         numbers = {column: number_of[column].get(row[column]) for column in named}
         yield {**picture, **row, **numbers, "embedding": embeddings_ND[index]}
 

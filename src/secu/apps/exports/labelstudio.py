@@ -4,6 +4,7 @@ Label Studio serves local files below its document root, here the folder in whic
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +25,7 @@ def write(content: Content, place: Path) -> None:
     with (place / "tasks.json").open("w", encoding="utf-8") as file:
         file.write("[")
         for number, (name, row) in enumerate(zip(files, content.rows(), strict=True)):
-            url = f"/data/local-files/?d={quote(f'{place.name}/images/{name}')}"
+            url = f"/data/local-files/?d={quote(os.fsencode(f'{place.name}/images/{name}'))}"
             file.write((",\n" if number else "\n") + json.dumps(_task(url, row, content.title), ensure_ascii=False))
         file.write("\n]\n")
 

@@ -49,6 +49,7 @@ def export_to(tool: str, request: Request, destination: Path, *, force: bool = F
     def write(place: Path) -> None:
         nonlocal count
         content = gather(request, needs_pictures=form.needs_pictures)
+        request.listener.busy(f"writing {destination}")
         form.write(content, place)
         count = len(content.images)
 
@@ -93,7 +94,7 @@ def _check(form: Format, request: Request, destination: Path, *, force: bool) ->
     if request.copy and base and base.is_dir() and destination.resolve().is_relative_to(base.resolve()):
         where = f"{destination} is inside {base}, so the next run would include the copies"
         raise UserError(f"export: {where}; choose another folder")
-    if not is_taken(destination):
+    if destination.name and not is_taken(destination):
         return
     if not force:
         raise UserError(f"export: {destination} already exists; choose another name, or replace it with --force")
