@@ -43,7 +43,6 @@ def export_to(tool: str, request: Request, destination: Path, *, force: bool = F
         force: Replace an earlier export.
     """
     form = format_of(tool)
-    _check(form, request, destination, force=force)
     count = 0
 
     def write(place: Path) -> None:
@@ -54,6 +53,7 @@ def export_to(tool: str, request: Request, destination: Path, *, force: bool = F
         count = len(content.images)
 
     try:
+        _check(form, request, destination, force=force)
         if form.suffix:
             write_atomically(destination, write)
         else:
