@@ -17,10 +17,10 @@ import typer
 from secu.base import processes
 from secu.base.errors import UserError, shortened
 from secu.base.names import printable
-from secu.cli import experiments, own, trees
+from secu.cli import experiments, exports, own, trees
 from secu.cli.app import app, options, parse_time, show_only_errors
 
-__all__ = ["app", "experiments", "main", "own", "parse_time", "trees"]
+__all__ = ["app", "experiments", "exports", "main", "own", "parse_time", "trees"]
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters
