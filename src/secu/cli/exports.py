@@ -1,6 +1,7 @@
 """The command that writes a run's model or its clusters for other programs."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ def export(
         Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
     ] = None,
     copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export for the same tool.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
@@ -56,5 +57,7 @@ def _export_clusters(path: Path, destination: Path, tool: str, *, force: bool, *
     with ConsoleListener(errors) as listener:
         count = export_to(tool, Request(folder, listener=listener, **more), destination, force=force)
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
-    console.print(f"open it: {form.opening.format(path=str(destination))}", soft_wrap=True)
+    console.print(
+        f"open it: {form.opening.format(path=str(destination), quoted=quote(str(destination)))}", soft_wrap=True
+    )
     warn_if_unfinished(folder)

@@ -57,6 +57,6 @@ def _with_pictures(content: Content, rows: Iterator[Row]) -> Iterator[Row]:
 
 FORMAT = Format(
     write,
-    opening="embedding-atlas {path} --image image --x x --y y --neighbors neighbors",
+    opening="embedding-atlas {quoted} --image image --x x --y y --neighbors neighbors",
     suffix=".parquet",
 )

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from secu.apps.exports.places import place_all
@@ -140,8 +139,7 @@ def gather(request: Request, *, needs_pictures: bool = False) -> Content:
         images = images.select(order)
     request.listener.busy("assigning all images")
     predictor = load_predictor(run, choose_device(request.device))
-    with torch.inference_mode():
-        results = find_results(run, predictor, images)
+    results = find_results(run, predictor, images)
     return Content(request, results, *_names(results, request.names))
 
 

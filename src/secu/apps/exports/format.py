@@ -14,7 +14,7 @@ class Format(NamedTuple):
 
     Attributes:
         write: Writes everything into an empty folder or, if there is a suffix, to a file.
-        opening: How to open the result; ``{path}`` is where it is.
+        opening: How to open the result; ``{path}`` is where it is, and ``{quoted}`` the same for a shell.
         suffix: The ending of the file; empty for a folder.
         needs_pictures: Whether it cannot represent vectors without pictures.
     """

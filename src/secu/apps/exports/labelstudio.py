@@ -58,6 +58,6 @@ def _interface(names: list[str]) -> str:
 
 FORMAT = Format(
     write,
-    opening="Label Studio: paste interface.xml into Labeling Interface, and import tasks.json (docs/tools.md)",
+    opening="in Label Studio, paste interface.xml as the interface, add {path} as local storage, and import tasks.json",
     needs_pictures=True,
 )

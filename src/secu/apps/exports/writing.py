@@ -99,7 +99,7 @@ def _check(form: Format, request: Request, destination: Path, *, force: bool) ->
     if not force:
         raise UserError(f"export: {destination} already exists; choose another name, or replace it with --force")
     if destination.is_dir() == bool(form.suffix) or not _is_export(destination):
-        raise UserError(f"export: {destination} is not such an export, so it will not be replaced")
+        raise UserError(f"export: {destination} is not an export of secu, so it will not be replaced")
 
 
 def _is_export(path: Path) -> bool:
