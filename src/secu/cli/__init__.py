@@ -17,11 +17,11 @@ import typer
 from secu.base import processes
 from secu.base.errors import UserError, shortened
 from secu.base.names import printable
-from secu.cli import experiments, extras, own, trees
+from secu.cli import experiments, exports, extras, own, trees
 from secu.cli.app import app, options, parse_time, show_only_errors
 from secu.train.signals import STOPPING
 
-__all__ = ["app", "experiments", "extras", "main", "own", "parse_time", "trees"]
+__all__ = ["app", "experiments", "exports", "extras", "main", "own", "parse_time", "trees"]
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters

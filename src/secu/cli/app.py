@@ -77,6 +77,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the run in --out.")]
 TimeLimit = Annotated[str | None, typer.Option(help="Stop cleanly after this time: 90s, 9m, 2h.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write events for TensorBoard into the run.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
 ]

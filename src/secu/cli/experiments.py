@@ -16,6 +16,7 @@ from secu.cli.app import (
     Overrides,
     Resume,
     RunFolder,
+    TensorBoard,
     TimeLimit,
     app,
     console,
@@ -48,6 +49,7 @@ def train(
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
+    tensorboard: TensorBoard = False,
     debug: Debug = False,
 ) -> None:
     """Train a recipe and write a run folder."""
@@ -60,12 +62,13 @@ def train(
     from secu.apps.console import ConsoleListener
     from secu.apps.pipeline import Request
     from secu.apps.recipe import run_recipes
+    from secu.apps.tensorboard import with_tensorboard
     from secu.train.run import Run
 
     resume, force = Run.continued(path, resume=resume, force=force)
 
     with ConsoleListener(console) as listener:
-        request = Request(config, path, listener)
+        request = Request(config, path, with_tensorboard(tensorboard, path, listener))
         finished = run_recipes([request], data=data, device=device, resume=resume, force=force, time_limit=limit)[0]
     if ran_out_of_time(finished):
         return
@@ -124,11 +127,13 @@ def selflabel(
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
+    tensorboard: TensorBoard = False,
     debug: Debug = False,
 ) -> None:
     """Let the model of a finished run teach itself, in a second run."""
     from secu.apps.console import ConsoleListener
     from secu.apps.selflabel import self_label
+    from secu.apps.tensorboard import with_tensorboard
     from secu.settings import merge, parse_overrides
     from secu.train.run import Run
 
@@ -149,7 +154,7 @@ def selflabel(
             resume=resume,
             force=force,
             time_limit=limit,
-            listener=listener,
+            listener=with_tensorboard(tensorboard, path, listener),
         )
     if ran_out_of_time(finished):
         return

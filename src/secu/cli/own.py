@@ -1,4 +1,4 @@
-"""Commands for your own images: fit, predict, sort, export, report."""
+"""Commands for your own images: fit, predict, sort, report."""
 
 import os
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from secu.cli.app import (
     Overrides,
     Resume,
     RunFolder,
+    TensorBoard,
     TimeLimit,
     app,
     console,
@@ -60,6 +61,7 @@ def fit(
     resume: Resume = False,
     force: Force = False,
     time_limit: TimeLimit = None,
+    tensorboard: TensorBoard = False,
     debug: Debug = False,
 ) -> None:
     """Cluster your own images and write a report."""
@@ -67,6 +69,7 @@ def fit(
     from secu.apps.fit import FitRequest, prepare
     from secu.apps.fit import fit as run_fit
     from secu.apps.ranges import parse_clusters
+    from secu.apps.tensorboard import with_tensorboard
     from secu.settings import merge, parse_overrides
     from secu.train.run import Run
 
@@ -75,6 +78,8 @@ def fit(
         raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
     wanted = parse_clusters(clusters)
     path = out or Path("runs") / name_of(source)
+    progress = ConsoleListener(console)
+    listener = with_tensorboard(tensorboard, path, progress)  # fails early if the package is missing
     before = None
     if not dry_run:
         resume, force = Run.continued(path, resume=resume, force=force)
@@ -92,7 +97,7 @@ def fit(
     show_plan(console, prepared, reasons=dry_run)
     if dry_run:
         return
-    with ConsoleListener(console) as listener:
+    with progress:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
     if not ran_out_of_time(finished) and finished.results is not None:
         _show_results(finished.results, finished.seconds, path, finished.run.number_reasons())
@@ -233,22 +238,4 @@ def sort(
             listener=listener,
         )
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
-    warn_if_unfinished(folder)
-
-
-@app.command()
-def export(
-    run: RunFolder,
-    path: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="File to write.")],
-    debug: Debug = False,
-) -> None:
-    """Write the model as ONNX: uint8 images in, clusters out."""
-    from secu.apps.export import export_onnx
-    from secu.train.run import Run
-
-    if path.suffix != ".onnx":
-        raise UserError(f"export: {path} must end in .onnx")
-    folder = Run.open(run)
-    export_onnx(folder, path)
-    console.print(str(path), soft_wrap=True)
     warn_if_unfinished(folder)

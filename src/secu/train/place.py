@@ -24,6 +24,7 @@ from secu.base.files import is_temporary, read_json, remove_leftovers, write_tex
 LOCK = ".secu.lock"  # stays in the folder: a lock that is removed can be held twice
 NEXT = ".next"
 READY = ".ready"
+EVENTS = "tensorboard"  # a folder, written when the run is in its place
 LIST = "files.json"  # in .ready: the files of the new run
 PATIENCE = 10  # seconds to wait for another process that is moving files into place
 POLL = 0.05  # seconds
@@ -160,6 +161,7 @@ def _finish(path: Path) -> None:
         return
     if (ready / LIST).is_file():  # removed once all is done
         names = read_json(ready / LIST, list)
+        shutil.rmtree(path / EVENTS, ignore_errors=True)  # of the old run
         for name in FILES:
             if name not in names:
                 (path / name).unlink(missing_ok=True)

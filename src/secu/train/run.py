@@ -11,6 +11,7 @@
     skipped.csv         images that could not be read, with the reason
     exemplars.png       the images closest to each center
     report.html         interactive report
+    tensorboard/        events for TensorBoard, if asked for
     outcome.json        summary that the method reports; best.safetensors is the model of the best epoch so far
 
 Files are written to a temporary name and then renamed, so that an interruption leaves either the old or the new

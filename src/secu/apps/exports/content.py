@@ -1,0 +1,160 @@
+"""What every export contains: one row per image, its embedding, and its place on the map."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from secu.apps.exports.places import place_all
+from secu.apps.images import images_of
+from secu.base.errors import UserError
+from secu.base.names import escape
+from secu.data import Images, VectorSource
+from secu.results.edits import read_edits, read_rows
+from secu.results.report.values import Floats
+from secu.results.results import Results, find_results
+from secu.results.tables import DIGITS, LABEL, OURS, Table, make_table
+from secu.train.checkpoint import load_predictor
+from secu.train.device import choose_device
+from secu.train.listener import Listener
+from secu.train.run import Run
+
+Row = dict[str, Any]
+# All columns that a row may have; a label only if one is known, a mark only with a table from the report.
+COLUMNS: dict[str, type] = {
+    **OURS,
+    LABEL: str,
+    "cluster_name": str,
+    "second_name": str,
+    "marked_wrong": bool,
+    "x": float,
+    "y": float,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        run: A run.
+        names: The table downloaded from the report, with names, merges and marks; None for suggested names.
+        copy: Copy files instead of linking to them.
+        data: The folder of data sets.
+        device: auto, cuda, mps or cpu.
+        listener: Receives progress.
+    """
+
+    run: Run
+    names: Path | None = None
+    copy: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    listener: Listener = Listener()  # noqa: RUF009  (it has no state)
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """The clusters of a run's images, in the order in which the source is read fastest.
+
+    Attributes:
+        request: What the user asked for.
+        results: The clusters of all images.
+        names: The name of each cluster: given in the report, or its number with suggested words. Clusters that were
+            merged have the same name.
+        wrong: The ids of images that were marked as wrong; None without a table from the report.
+    """
+
+    request: Request
+    results: Results
+    names: list[str]
+    wrong: set[str] | None
+
+    @property
+    def images(self) -> Images:
+        """The images."""
+        return self.results.images
+
+    @property
+    def title(self) -> str:
+        """The name of the run."""
+        return escape(self.request.run.path.resolve().name)
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The unit embedding of each image, float32 (N, D)."""
+        return self.results.embeddings.float()
+
+    @property
+    def classes(self) -> list[str]:
+        """The different names of clusters, in the order of their numbers."""
+        return list(dict.fromkeys(self.names))
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether there are pictures: vectors may have none."""
+        return has_pictures(self.images)
+
+    @cached_property
+    def places(self) -> Floats:
+        """The position of each image on the map, from 0 to 1 (N, 2)."""
+        return place_all(self.embeddings)
+
+    @cached_property
+    def table(self) -> Table:
+        """The columns of all rows, by name."""
+        results = self.results
+        table = make_table(results.ids, results.predictions, results.outlier, {}, results.labels)
+        table["cluster_name"] = [self.names[cluster] for cluster in table["cluster"]]
+        table["second_name"] = [self.names[cluster] for cluster in table["second"]]
+        if self.wrong is not None:
+            table["marked_wrong"] = [name in self.wrong for name in results.ids]
+        table["x"], table["y"] = self.places.round(DIGITS).T.tolist()
+        return table
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the row of each image; every format writes these values."""
+        for values in zip(*self.table.values(), strict=True):
+            yield dict(zip(self.table, values, strict=True))
+
+
+def gather(request: Request, *, needs_pictures: bool = False) -> Content:
+    """Load the images of a run and find their clusters.
+
+    Raises:
+        UserError: The images are gone, the names are those of another run, or there are no pictures.
+    """
+    run = request.run
+    if request.names is not None:
+        read_rows(request.names, run.config().clusters)  # fail early, before images are read
+    images = images_of(run, request.listener, root=request.data, device=request.device)
+    if needs_pictures and not has_pictures(images):
+        where = "use --to huggingface or embedding-atlas"
+        raise UserError(f"export: {run.path} was trained on feature vectors without pictures; {where}")
+    order = sorted(range(len(images)), key=images.position)
+    if order != list(range(len(images))):
+        images = images.select(order)
+    request.listener.busy("assigning all images")
+    predictor = load_predictor(run, choose_device(request.device))
+    results = find_results(run, predictor, images)
+    return Content(request, results, *_names(results, request.names))
+
+
+def has_pictures(images: Images) -> bool:
+    """Return whether there are pictures: vectors may have none."""
+    return not isinstance(images.source, VectorSource) or images.source.paths is not None
+
+
+def _names(results: Results, table: Path | None) -> tuple[list[str], set[str] | None]:
+    """Return the name of each cluster, and the ids of images that were marked as wrong."""
+    clusters = len(results.centers)
+    cluster_of = dict(zip(results.ids, results.predictions.cluster.tolist(), strict=True))
+    edits = read_edits(table, clusters, cluster_of)
+    if table is None:
+        words = [f": {' '.join(words)}" if words else "" for words in results.suggestions]
+        return [escape(number + more) for number, more in zip(edits.folders, words, strict=True)], None
+    given = {row.cluster: row.name.strip() for row in read_rows(table, clusters)}
+    return [escape(given.get(cluster) or number) for cluster, number in enumerate(edits.folders)], edits.wrong

@@ -1,0 +1,116 @@
+"""The formats by name, and how an export is written: it appears when it is complete, and replaces only an export."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import secu
+from secu.apps.exports.content import Request, gather
+from secu.apps.exports.format import MARK, Format
+from secu.base.errors import UserError
+from secu.base.files import aside, is_taken, write_atomically, write_json
+from secu.data.folders import spelled_out
+from secu.data.text import one_line
+from secu.registry import Registry
+
+FORMATS = Registry(
+    "--to",
+    **{
+        "fiftyone": "secu.apps.exports.fiftyone:FORMAT",
+        "embedding-atlas": "secu.apps.exports.atlas:FORMAT",
+        "huggingface": "secu.apps.exports.huggingface:FORMAT",
+        "labelstudio": "secu.apps.exports.labelstudio:FORMAT",
+    },
+)
+
+
+def format_of(tool: str) -> Format:
+    """Return the format of a tool."""
+    try:
+        form: Format = FORMATS[tool]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return form
+
+
+def export_to(tool: str, request: Request, destination: Path, *, force: bool = False) -> int:
+    """Write a run's clusters in the format of a tool, and return the number of images.
+
+    Args:
+        tool: The name of a format.
+        request: The run, and how to export it.
+        destination: The folder or file to write.
+        force: Replace an earlier export.
+    """
+    form = format_of(tool)
+    count = 0
+
+    def write(place: Path) -> None:
+        nonlocal count
+        content = gather(request, needs_pictures=form.needs_pictures)
+        request.listener.busy(f"writing {destination}")
+        form.write(content, place)
+        count = len(content.images)
+
+    try:
+        _check(form, request, destination, force=force)
+        if form.suffix:
+            write_atomically(destination, write)
+        else:
+            with _building(destination) as place:
+                write(place)
+                write_json(place / MARK, {"to": tool, "secu": secu.__version__, "images": count})
+    except OSError as error:
+        raise UserError(f"export: cannot write {destination}: {one_line(error)}") from None
+    return count
+
+
+@contextmanager
+def _building(destination: Path) -> Iterator[Path]:
+    """Yield a hidden folder that takes the place of the destination at the end."""
+    with aside(destination) as folder:
+        place = folder / destination.name
+        place.mkdir()  # fails now if no folder can have this name
+        yield place
+        before = folder / "before"
+        try:
+            if destination.exists():
+                destination.rename(before)
+            place.rename(destination)
+        except BaseException:
+            if before.exists() and not destination.exists():
+                before.rename(destination)
+            raise
+
+
+def _check(form: Format, request: Request, destination: Path, *, force: bool) -> None:
+    """Raise if the destination has the wrong kind of name, or if something is there that must not be replaced."""
+    if destination.suffix != form.suffix and form.suffix:
+        raise UserError(f"export: {destination} must end in {form.suffix}")
+    if not destination.parent.is_dir():
+        raise UserError(f"export: folder {destination.parent} does not exist")
+    source = request.run.config().data.source
+    base = Path(spelled_out(source)) if source else None
+    if request.copy and base and base.is_dir() and destination.resolve().is_relative_to(base.resolve()):
+        where = f"{destination} is inside {base}, so the next run would include the copies"
+        raise UserError(f"export: {where}; choose another folder")
+    if destination.name and not is_taken(destination):
+        return
+    if not force:
+        raise UserError(f"export: {destination} already exists; choose another name, or replace it with --force")
+    if destination.is_dir() == bool(form.suffix) or not _is_export(destination):
+        raise UserError(f"export: {destination} is not an export of secu, so it will not be replaced")
+
+
+def _is_export(path: Path) -> bool:
+    """Return whether a folder or a Parquet file was written by this package as an export."""
+    if path.is_dir():
+        return (path / MARK).is_file()
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        with path.open("rb") as file:
+            return MARK.encode() in (parquet.read_schema(file).metadata or {})
+    except (OSError, pa.ArrowException):
+        return False
