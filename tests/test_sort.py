@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_zip
-from secu.apps.sort import put, sort_run
+from secu.apps.originals import put
+from secu.apps.sort import sort_run
 from secu.base.errors import UserError
 from secu.data import Images
 from secu.data.archives import TarSource
@@ -283,7 +284,7 @@ def test_an_id_cannot_lead_out_of_the_folder(tmp_path):
     """A source from outside may give any ids to images that are no files."""
     (tmp_path / "sorted").mkdir()
     images = Images(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), ids=("../a/b c",))
-    put(images, 0, tmp_path / "sorted", 7, copy=True)
+    put(images, 0, tmp_path / "sorted", 7, copy=True, command="sort")
     assert tree(tmp_path) == ["sorted", "sorted/000007-.._a_b_c.png"]
 
 

@@ -1,23 +1,19 @@
 """Sort a run's images into one folder per cluster, most typical first, as links or as copies."""
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from PIL import Image
-
 from secu.apps.images import images_of
+from secu.apps.originals import put
 from secu.base.errors import UserError
 from secu.base.files import aside
-from secu.base.names import printable
 from secu.data import Images
-from secu.data.folders import is_image, spelled_out
-from secu.data.image_files import BadImage, opened
+from secu.data.folders import spelled_out
 from secu.data.text import one_line
-from secu.results.edits import ranked, read_edits, read_rows
+from secu.results.edits import read_edits, read_rows
 from secu.results.reading import read_assignments
 from secu.results.tables import DUPLICATE_OF
 from secu.train.checkpoint import load_predictor
@@ -133,7 +129,7 @@ def _fill(place: Path, images: Images, folder_of: Mapping[int, str], *, copy: bo
         wanted.append((images.position(index), index, place / name, ranks[name]))
         ranks[name] += 1
     for _, index, target, rank in sorted(wanted):  # in archive order, which is the fastest to read
-        put(images, index, target, rank, copy=copy)
+        put(images, index, target, rank, copy=copy, command="sort")
 
 
 def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
@@ -146,41 +142,3 @@ def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
             f"sort: {destination} is inside {base}, so the next run would include the sorted files; "
             "choose another folder"
         )
-
-
-def _file_name(name: str, content: bytes) -> str:
-    """Return the file name of an image, with an ending by its content if it has none, such as the row of a table."""
-    last = name.rpartition("/")[2]
-    if is_image(last):
-        return last
-    with suppress(BadImage), opened(content) as image:
-        return f"{last}.{str(image.format).lower()}"
-    return last
-
-
-def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool) -> None:
-    """Link, copy, unpack or write one image."""
-    try:
-        original = images.original(index)
-    except UserError:  # for example of feature vectors without pictures
-        raise
-    except Exception as error:  # of a damaged archive, any
-        raise UserError(f"sort: cannot read {printable(images.ids[index])}: {one_line(error)}") from None
-    if isinstance(original, Path):
-        _put_file(original, folder / ranked(rank, original.name), copy=copy)
-    elif isinstance(original, bytes):
-        (folder / ranked(rank, _file_name(images.ids[index], original))).write_bytes(original)
-    else:
-        Image.fromarray(original).save(folder / ranked(rank, f"{images.ids[index]}.png"))
-
-
-def _put_file(original: Path, target: Path, *, copy: bool) -> None:
-    if not original.is_file():
-        raise UserError(f"sort: {printable(str(original))} does not exist any more; restore it")
-    if copy:
-        shutil.copy2(original, target)
-        return
-    try:
-        target.symlink_to(original.resolve())
-    except (OSError, NotImplementedError) as error:
-        raise UserError(f"sort: this disk has no links ({one_line(error)}); use --copy") from None

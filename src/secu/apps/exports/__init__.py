@@ -2,7 +2,6 @@
 
 content.py       what every export contains: one row per image, its embedding, its place on the map
 places.py        the place of an image on the map, also for images that are not on the map of the report
-media.py         the pictures: as files, or as bytes
 parquet.py       rows as Parquet files
 format.py        what a format is
 writing.py       the formats by name; an export appears when it is complete

@@ -12,8 +12,8 @@ import torch
 
 from secu.apps.exports.content import Content, Row
 from secu.apps.exports.format import MARK, Format
-from secu.apps.exports.media import encoded
 from secu.apps.exports.parquet import schema_of, write_file
+from secu.apps.originals import encoded
 from secu.results.pictures import shrink, to_tile
 from secu.results.tables import DIGITS
 from secu.views.neighbors import find_neighbors

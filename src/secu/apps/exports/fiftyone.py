@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from secu.apps.exports.content import Content, Row
 from secu.apps.exports.format import Format
-from secu.apps.exports.media import put_pictures
+from secu.apps.originals import put_all
 from secu.base.files import write_json
 from secu.results.tables import LABEL
 
@@ -41,7 +41,7 @@ Document = dict[str, Any]
 
 def write(content: Content, place: Path) -> None:
     """Write metadata.json, samples.json, brain/map.json, and the pictures in data/."""
-    files = put_pictures(content.images, place / "data", copy=content.request.copy)
+    files = put_all(content.images, place / "data", copy=content.request.copy, command="export")
     sample_ids = [_object_id("sample", index) for index in range(len(files))]
     with (place / "samples.json").open("w", encoding="utf-8") as file:
         file.write('{"samples": [')

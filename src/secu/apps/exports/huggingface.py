@@ -10,8 +10,8 @@ import yaml
 import secu
 from secu.apps.exports.content import COLUMNS, Content, Row
 from secu.apps.exports.format import Format
-from secu.apps.exports.media import original_bytes
 from secu.apps.exports.parquet import TYPES, schema_of, write_files
+from secu.apps.originals import original_bytes
 from secu.base.names import escape
 from secu.results.tables import LABEL, writable
 
@@ -62,7 +62,7 @@ def _rows(content: Content, named: dict[str, list[str]]) -> Iterator[Row]:
     for index, row in enumerate(content.rows()):
         picture = {}
         if content.has_pictures:
-            name, stored = original_bytes(content.images, index)
+            name, stored = original_bytes(content.images, index, "export")
             picture = {"image": {"bytes": stored, "path": escape(name)}}
         numbers = {column: number_of[column].get(row[column]) for column in named}
         yield {**picture, **row, **numbers, "embedding": embeddings_ND[index]}

@@ -12,7 +12,7 @@ from xml.sax.saxutils import quoteattr
 
 from secu.apps.exports.content import Content, Row
 from secu.apps.exports.format import Format
-from secu.apps.exports.media import put_pictures
+from secu.apps.originals import put_all
 
 CONTROL = "cluster"  # names of the tags in the interface
 OBJECT = "image"
@@ -20,7 +20,7 @@ OBJECT = "image"
 
 def write(content: Content, place: Path) -> None:
     """Write tasks.json, interface.xml, and the pictures in images/."""
-    files = put_pictures(content.images, place / "images", copy=content.request.copy)
+    files = put_all(content.images, place / "images", copy=content.request.copy, command="export")
     (place / "interface.xml").write_text(_interface(content.classes), encoding="utf-8")
     with (place / "tasks.json").open("w", encoding="utf-8") as file:
         file.write("[")

@@ -1,4 +1,7 @@
-"""The pictures of an export: linked, copied or written as files, or as bytes."""
+"""The original pictures of a run: linked, copied or written as files, or as encoded bytes.
+
+Errors begin with the name of the command that wants them.
+"""
 
 import io
 import shutil
@@ -17,18 +20,13 @@ from secu.results.edits import ranked
 from secu.results.pictures import Tile
 
 
-def put_pictures(images: Images, folder: Path, *, copy: bool) -> list[str]:
-    """Put every picture into a new folder, in the order of the images, and return the names of the files.
+def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool, command: str) -> str:
+    """Put a picture into a folder, and return the name of the file, which begins with a rank.
 
-    Files are linked to, or copied; pictures in an archive are extracted, and those of an array are written as PNG.
+    A file is linked to, or copied; a picture in an archive is extracted, and pixels are written as PNG.
     """
-    folder.mkdir()
-    return [_put(images, index, folder, copy=copy) for index in range(len(images))]
-
-
-def _put(images: Images, index: int, folder: Path, *, copy: bool) -> str:
-    name, content = original(images, index)
-    target = folder / ranked(index, name)
+    name, content = original(images, index, command)
+    target = folder / ranked(rank, name)
     if isinstance(content, bytes):
         target.write_bytes(content)
     elif copy:
@@ -37,35 +35,43 @@ def _put(images: Images, index: int, folder: Path, *, copy: bool) -> str:
         try:
             target.symlink_to(content.resolve())
         except (OSError, NotImplementedError) as error:
-            raise UserError(f"export: this disk has no links ({one_line(error)}); use --copy") from None
+            raise UserError(f"{command}: this disk has no links ({one_line(error)}); use --copy") from None
     return target.name
 
 
-def original(images: Images, index: int) -> tuple[str, Path | bytes]:
+def put_all(images: Images, folder: Path, *, copy: bool, command: str) -> list[str]:
+    """Put every picture into a new folder, in the order of the images, and return the names of the files."""
+    folder.mkdir()
+    return [put(images, index, folder, index, copy=copy, command=command) for index in range(len(images))]
+
+
+def original(images: Images, index: int, command: str) -> tuple[str, Path | bytes]:
     """Return a file name for an image, and its file or the encoded picture; pixels become PNG."""
     shown = printable(images.ids[index])
     try:
         content = images.original(index)
+    except UserError:  # for example of feature vectors without pictures
+        raise
     except Exception as error:  # of a damaged archive, any
-        raise UserError(f"export: cannot read {shown}: {one_line(error)}") from None
+        raise UserError(f"{command}: cannot read {shown}: {one_line(error)}") from None
     if isinstance(content, Path):
         if not content.is_file():
-            raise UserError(f"export: {printable(str(content))} does not exist any more; restore it")
+            raise UserError(f"{command}: {printable(str(content))} does not exist any more; restore it")
         return content.name, content
     if isinstance(content, bytes):
         return _file_name(images.ids[index], content), content
     return f"{images.ids[index]}.png", encoded(content)
 
 
-def original_bytes(images: Images, index: int) -> tuple[str, bytes]:
+def original_bytes(images: Images, index: int, command: str) -> tuple[str, bytes]:
     """Return a file name for an image, and the encoded picture."""
-    name, content = original(images, index)
+    name, content = original(images, index, command)
     if isinstance(content, bytes):
         return name, content
     try:
         return name, content.read_bytes()
     except OSError as error:
-        raise UserError(f"export: cannot read {printable(str(content))}: {one_line(error)}") from None
+        raise UserError(f"{command}: cannot read {printable(str(content))}: {one_line(error)}") from None
 
 
 def encoded(tile: Tile, *, quality: int | None = None) -> bytes:
