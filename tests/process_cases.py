@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "closed-form": ("centers.kind=closed_form",),
     "kmeans": ("centers.kind=kmeans",),
     "ce": ("loss.name=ce", "encoder.projection_layers=3", "optim.batch_size=65"),  # 65, 65, 65
-    "hints": ("hints.weight=1", "heads=[3,5,3]"),
+    "hints": ("hints.weight=10", "heads=[3,5,3]"),
     "own-neighbors": ("neighbors.count=3", "neighbors.start=0.3", "neighbors.every=2"),
 }
 

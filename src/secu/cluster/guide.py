@@ -17,6 +17,7 @@ from secu.cluster.constraints import NO_LABEL
 from secu.cluster.losses import at_label
 
 MOST_WEIGHT = 20.0  # of the loss of an image: a few images with very large weights would make the steps erratic
+MOST_SHARE = 0.5  # of the weight of all images, for all groups together
 
 
 class Guide(nn.Module):
@@ -31,7 +32,7 @@ class Guide(nn.Module):
         apart: Pairs of groups that must be in different clusters.
         clusters_H: Number of clusters of each head.
         main: Heads of this many clusters are guided.
-        weight: Total weight of the images of all groups, as a share of N.
+        weight: A group has the weight of this many images, however many it has.
     """
 
     cluster: Tensor
@@ -52,7 +53,8 @@ class Guide(nn.Module):
         self.heads = [number for number, clusters in enumerate(clusters_H) if clusters == main]
         self.rows = torch.nonzero(group_N.cpu() >= 0)[:, 0]
         self.group_M = group_N.cpu()[self.rows]
-        weight_G = (weight * len(group_N) / (groups * self.group_M.bincount())).clamp(max=MOST_WEIGHT)
+        weight = min(weight, MOST_SHARE * len(group_N) / groups)
+        weight_G = (weight / self.group_M.bincount()).clamp(max=MOST_WEIGHT)
         # The last entry of the following is that of the images without a group.
         self.group_N = torch.where(group_N < 0, groups, group_N)
         self.weight = torch.cat([weight_G, torch.zeros(1)]).to(group_N.device)
