@@ -83,6 +83,8 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     if before is not None:
         kept = {"image_size", "channels", "values", "on_demand"}
         overrides = merge({"data": before.config().data.model_dump(include=kept, exclude_none=True)}, overrides)
+        if request.hints is None and before.config().hints.checksum is not None:
+            raise UserError(f"resume: {before.path} was started with hints; give them again")
     overrides = _with_encoder(overrides, request.encoder)
     device = choose_device(request.device)
     settings = resolve(overrides)
