@@ -84,7 +84,8 @@ def require_groups(hints, names, must, cannot):
     kept_apart = {frozenset((int(hints.group[one]), int(hints.group[other]))) for one, other in cannot}
     named = range(len(hints.names))
     assert {frozenset(pair) for pair in hints.apart} == {pair for pair in kept_apart if not pair <= {*named}}
-    assert hints.groups == len({*hints.group.tolist()} - {NO_GROUP})
+    groups = {*hints.group.tolist()} - {NO_GROUP}
+    assert groups == set(range(len(groups)))
 
 
 def test_the_checksum_depends_on_names_groups_and_ids():
@@ -150,6 +151,11 @@ def test_the_weight_of_few_images_is_limited():
     assert guide.weight.tolist() == [5, 2.5, 0]  # all groups together weigh as much as half of the images
 
 
+def test_an_image_that_is_only_kept_apart_has_no_weight():
+    guide = Guide(torch.tensor([0, 1, 1, 2, *[-1] * 16]), 1, ((0, 2),), (2,), 2, 4)
+    assert guide.weight.tolist() == [4, 2, 0, 0]
+
+
 # Tables
 
 
@@ -212,7 +218,7 @@ def test_a_sample_of_the_images_of_a_report_stands_for_a_cluster(tmp_path, monke
         ("id,other\n1.png,2.png\n", "needs columns"),
         ("id,label,label\n1.png,a,b\n", "two columns with the same name"),
         ("id,label\n1.png,a,b\n", "line 2 of .* has 3 values for 2 columns"),
-        ("id,label\n99.png,a\n", "line 2 of .*: there is no image '99.png'; valid: .* '0.png'"),
+        ("id,label\n99.png,a\n", "line 2 of .*: there is no image '99.png'; valid: an id such as '0.png'"),
         ("id,label\ntorn.png,a\n", "line 2 of .*: 'torn.png' is left out: it is cut off"),
         ("id,label\ntwin.png,a\n", "line 2 of .*: 'twin.png' is left out: the same as 1.png"),
         ("id,label\n1.png,a\n1.png,b\n", "line 3 of .*: '1.png' is named 'a' and 'b'"),
@@ -262,7 +268,7 @@ def test_the_missing_value_of_pandas_is_no_hint():
 def test_a_mapping_of_ids():
     hints = read_hints({"2.png": "a", "1.png": None, "3.png": 7}, Names)
     assert hints.names == ("a", "7")
-    with pytest.raises(UserError, match=r"^hints: there is no image 'x'|^hints: hints: there is no image 'x'"):
+    with pytest.raises(UserError, match=r"^hints: there is no image 'x'; valid: "):
         read_hints({"x": "a"}, Names)
 
 

@@ -53,11 +53,9 @@ def read_hints(given: Any, source: Source) -> Hints:
             return index[name]
         for left_out, reason in (*source.skipped, *source.repeated):
             if left_out == name:
-                raise UserError(f"hints: {where}: {_shown(name)} is left out: {reason}")
-        example = f", such as {_shown(source.ids[0])}" if index else ""
-        raise UserError(
-            f"hints: {where}: there is no image {_shown(name)}; valid: an id as in assignments.csv{example}"
-        )
+                raise UserError(f"hints: {where}{_shown(name)} is left out: {reason}")
+        example = _shown(source.ids[0]) if index else "a.jpg"
+        raise UserError(f"hints: {where}there is no image {_shown(name)}; valid: an id such as {example}")
 
     if isinstance(given, str | os.PathLike):
         path = Path(given)
@@ -91,7 +89,7 @@ def hints_of(hints: Hints, images: Images, source: Source) -> Hints:
 def _from_names(given: Any, source: Source, find: Callable[[str, str], int]) -> dict[int, str]:
     """Return the names in a mapping by id, or in a sequence with one entry per image."""
     if isinstance(given, Mapping):
-        pairs = {find(str(key), "hints"): value for key, value in given.items()}
+        pairs = {find(str(key), ""): value for key, value in given.items()}
     else:
         values = np.asarray(given, dtype=object)
         if values.shape != (len(source.ids),):
@@ -116,7 +114,7 @@ def _read(path: Path) -> Rows:
             rows = csv.reader(file, delimiter=separator(file), strict=True)
             header = [column.strip() for column in next(rows, [])]
             _require_columns(name, header)
-            return [(f"line {rows.line_num} of {name}", row) for row in _records(name, header, rows)]
+            return [(f"line {rows.line_num} of {name}: ", row) for row in _records(name, header, rows)]
     except OSError as error:
         raise UserError(f"hints: cannot read {name}: {error.strerror}") from None
     except (ValueError, csv.Error) as error:
@@ -156,11 +154,11 @@ def _from_rows(rows: Rows, find: Callable[[str, str], int]) -> Wanted:
         image = find(unescape(row["id"]), where)
         if name and wanted.names.setdefault(image, name) != name:
             both = f"{_shown(wanted.names[image])} and {_shown(name)}"
-            raise UserError(f"hints: {where}: {_shown(row['id'])} is named {both}; it can have one name")
+            raise UserError(f"hints: {where}{_shown(row['id'])} is named {both}; it can have one name")
         if not (other or link):
             continue
         if link not in LINKS:
-            raise UserError(f"hints: {where}: link: {_shown(link)} must be must or cannot")
+            raise UserError(f"hints: {where}link: {_shown(link)} must be must or cannot")
         pair = (image, find(unescape(other), where))
         (wanted.must if LINKS[link] else wanted.cannot).append(pair)
     return wanted

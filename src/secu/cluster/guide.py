@@ -30,9 +30,13 @@ class Guide(nn.Module):
         group_N: The group of each image, or −1, on the device of the method.
         names: Number of groups with names, which come first.
         apart: Pairs of groups that must be in different clusters.
-        clusters_H: Number of clusters of each head.
-        main: Heads of this many clusters are guided.
+        heads: Number of clusters of each head.
+        clusters: Heads of this many clusters are guided.
         weight: A group has the weight of this many images, however many it has.
+
+    Attributes:
+        guided: The positions of the guided heads.
+        rows: The images with a group (M,), and ``group_M`` the group of each, in host memory.
     """
 
     cluster: Tensor
@@ -42,23 +46,22 @@ class Guide(nn.Module):
         group_N: Tensor,
         names: int,
         apart: Sequence[tuple[int, int]],
-        clusters_H: Sequence[int],
-        main: int,
+        heads: Sequence[int],
+        clusters: int,
         weight: float,
     ) -> None:
         super().__init__()
-        groups = int(group_N.max()) + 1
         self.names = names
         self.apart = apart
-        self.heads = [number for number, clusters in enumerate(clusters_H) if clusters == main]
+        self.guided = [number for number, size in enumerate(heads) if size == clusters]
         self.rows = torch.nonzero(group_N.cpu() >= 0)[:, 0]
         self.group_M = group_N.cpu()[self.rows]
-        weight = min(weight, MOST_SHARE * len(group_N) / groups)
-        weight_G = (weight / self.group_M.bincount()).clamp(max=MOST_WEIGHT)
+        weight_G = group_weights(self.group_M.bincount(), names, weight, MOST_SHARE * len(group_N))
+        groups = len(weight_G)
         # The last entry of the following is that of the images without a group.
         self.group_N = torch.where(group_N < 0, groups, group_N)
         self.weight = torch.cat([weight_G, torch.zeros(1)]).to(group_N.device)
-        cluster = torch.full((groups + 1, len(clusters_H)), NO_LABEL, device=group_N.device)
+        cluster = torch.full((groups + 1, len(heads)), NO_LABEL, device=group_N.device)
         self.register_buffer("cluster", cluster, persistent=False)
 
     def place(self, embeddings_MD: Tensor, centers: Sequence[Tensor]) -> None:
@@ -66,7 +69,7 @@ class Guide(nn.Module):
         sizes_G = self.group_M.bincount()
         sums_GD = torch.zeros(len(sizes_G), embeddings_MD.shape[1]).index_add_(0, self.group_M, embeddings_MD.cpu())
         means_GD = sums_GD / sizes_G[:, None]
-        for head in self.heads:
+        for head in self.guided:
             found_G = place_groups(means_GD @ centers[head].cpu().T, self.names, self.apart)
             self.cluster[:-1, head] = found_G.to(self.cluster.device)
 
@@ -85,6 +88,16 @@ class Guide(nn.Module):
     def followed(self, head: int, cosines_MK: Tensor) -> int:
         """Return how many of the images in ``rows`` are nearest to the center of their group's cluster."""
         return int((self.cluster.cpu()[self.group_M, head] == cosines_MK.argmax(-1).cpu()).sum())
+
+
+def group_weights(sizes_G: Tensor, names: int, weight: float, most: float) -> Tensor:
+    """Return the weight of each image of a group (G,): a group has ``weight``, and all together at most ``most``.
+
+    Of an image without a name that is only kept apart from others, it is not known where it belongs: its weight is 0.
+    """
+    known_G = (sizes_G > 1) | (torch.arange(len(sizes_G)) < names)
+    weight = min(weight, most / max(1, int(known_G.sum())))
+    return known_G * (weight / sizes_G).clamp(max=MOST_WEIGHT)
 
 
 def place_groups(cosines_GK: Tensor, names: int, apart: Sequence[tuple[int, int]]) -> Tensor:

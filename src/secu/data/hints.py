@@ -31,16 +31,6 @@ class Hints(NamedTuple):
     names: tuple[str, ...]
     apart: tuple[Pair, ...]
 
-    @property
-    def images(self) -> int:
-        """Number of images with a hint."""
-        return int((self.group != NO_GROUP).sum())
-
-    @property
-    def groups(self) -> int:
-        """Number of groups."""
-        return int(self.group.max()) + 1
-
     def select(self, rows: Sequence[int]) -> "Hints":
         """Return the hints of the images in the given rows."""
         return self._replace(group=self.group[np.asarray(rows, np.int64)])

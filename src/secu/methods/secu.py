@@ -159,8 +159,8 @@ class StableClustering(Method):
         """Choose the head that follows the hints best, and return its cluster of each name."""
         assert self.images.hints is not None
         embeddings_MD = self._place_hints(guide)
-        followed = {n: guide.followed(n, embeddings_MD @ self.clustering.head(n).T) for n in guide.heads}
-        head = max(guide.heads, key=lambda n: (followed[n], n == self.config.head))
+        followed = {n: guide.followed(n, embeddings_MD @ self.clustering.head(n).T) for n in guide.guided}
+        head = max(guide.guided, key=lambda n: (followed[n], n == self.config.head))
         self.clustering.main = head
         clusters = guide.cluster[:, head].tolist()
         names = {str(cluster): name for cluster, name in zip(clusters, self.images.hints.names, strict=False)}
