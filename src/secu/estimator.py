@@ -9,6 +9,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -133,7 +134,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             raise UserError("SeCu: trains in one process; several share a run with torchrun -m secu fit")
         source = open_images(X)
         second = self._second_stage()
-        prepared = prepare(self._request(source, hints))
+        prepared = prepare(replace(self._request(source), hints=hints))
         # Not Console(quiet=True), which would also silence anything the user's callback prints.
         console = Console(stderr=True) if self.verbose else Console(file=io.StringIO(), force_terminal=False)
         with TemporaryDirectory(prefix="secu-") as folder:
@@ -239,7 +240,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def _n_features_out(self) -> int:
         return int(self.cluster_centers_.shape[1])
 
-    def _request(self, source: Source, hints: Any) -> FitRequest:
+    def _request(self, source: Source) -> FitRequest:
         """Return the equivalent ``secu fit`` request."""
         state = self.random_state
         seed = check_random_state(state).randint(2**31) if state is None or hasattr(state, "randint") else state
@@ -258,7 +259,6 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             encoder=self.encoder,
             device=self.device,
             allow_bad=self.allow_bad,
-            hints=hints,
         )
 
     def _wanted(self) -> int | Range | None:
