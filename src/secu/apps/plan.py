@@ -30,13 +30,8 @@ FINE_TUNING = 0.1  # learning rate of a pretrained backbone, relative to that of
 CENTERS_RATE = 4  # ratio to the encoder's learning rate, as in the paper for CIFAR-100-20 and STL-10 (CIFAR-10: 6)
 HOPELESS_HOURS = 12
 BALANCE = 0.9  # the paper's lower bound on the size of a cluster, as a share of an equal size
-NOT_SHOWN = (
-    "data.source",
-    "data.labels",
-    "data.values",
-    "hints.checksum",
-    "seed",
-)  # settings omitted from the printed plan
+# Settings omitted from the printed plan.
+NOT_SHOWN = ("data.source", "data.labels", "data.values", "hints.checksum", "seed")
 
 
 Rule = Callable[[Facts, int, dict[str, Any]], Change]
