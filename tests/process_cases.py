@@ -5,9 +5,11 @@ import shlex
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from feature_runs import blobs, use_quarters
@@ -15,6 +17,7 @@ from secu.base import processes
 from secu.cli import app
 from secu.config import Config
 from secu.data import Images
+from secu.data.hints import Hints
 from secu.results.report import layout
 from secu.settings import load_config
 from small_runs import config_of, digits, trained
@@ -34,8 +37,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "closed-form": ("centers.kind=closed_form",),
     "kmeans": ("centers.kind=kmeans",),
     "ce": ("loss.name=ce", "encoder.projection_layers=3", "optim.batch_size=65"),  # 65, 65, 65
+    "hints": ("hints.weight=10", "heads=[3,5,3]"),
     "own-neighbors": ("neighbors.count=3", "neighbors.start=0.3", "neighbors.every=2"),
 }
+
+
+# Two names, a group without a name, and an image that is kept apart from it.
+HINTS = Hints(np.array([0, 0, 1, 2, 2, 3, *[-1] * (COUNT - 7), 1]), ("a", "b"), ((2, 3),))
 
 
 def exactly() -> None:
@@ -57,6 +65,10 @@ def run_case(name: str, folder: Path, first: Path, **options: Any) -> Any:
         return trained(folder / name, config, vectors(), **options)
     if name.startswith("selflabel"):
         return trained(folder / name, second(first, careful=name == "selflabel"), digits(COUNT), **options)
+    if name == "hints":
+        images = replace(digits(COUNT), hints=HINTS)
+        checksum = f"hints.checksum={HINTS.checksum(images.ids)}"
+        return trained(folder / name, config_of(*SHORT, *CASES[name], checksum), images, **options)
     return trained(folder / name, config_of(*SHORT, *CASES[name]), digits(COUNT), **options)
 
 

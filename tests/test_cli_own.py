@@ -85,7 +85,17 @@ def test_every_command_has_help(secu, command):
 
 def test_help_of_fit_lists_its_options(secu):
     text = secu("fit", "--help").out
-    for option in ("--clusters", "--balance", "--labels", "--dry-run", "--allow-bad", "--resume", "--out", "SOURCE"):
+    for option in (
+        "--clusters",
+        "--balance",
+        "--labels",
+        "--hints",
+        "--dry-run",
+        "--allow-bad",
+        "--resume",
+        "--out",
+        "SOURCE",
+    ):
         assert option in text
 
 
@@ -323,6 +333,11 @@ MISTAKES = {
         ["data.image_size: must be a number of pixels, got null"],
     ),
     "batch": (["fit", "digits", "-k", "3", "optim.batch_size=0"], ["optim.batch_size: 0"]),
+    "hints": (["fit", "digits", "-k", "3", "--hints", "none.csv"], ["hints: cannot read none.csv: No such file"]),
+    "hints of a run": (
+        ["fit", "digits", "-k", "3", "--hints", "runs/digits/clusters.csv"],
+        ["clusters.csv needs columns id and label", "it has cluster, size"],
+    ),
     "section": (["fit", "digits", "-k", "3", "optim=3"], ["optim: 3"]),
     "not a pair": (["fit", "digits", "-k", "3", "fast"], ["'fast' must look like key=value"]),
     "time": (["fit", "digits", "-k", "3", "--time-limit", "soon"], ["--time-limit: 'soon'"]),
@@ -367,6 +382,23 @@ def test_a_number_that_is_not_given_is_chosen_and_explained(secu, tmp_path):
         assert reason in result.out
     assert "recommended" in number["reasons"][0]
     assert Run.open(tmp_path / "run").config().clusters == number["recommended"]
+
+
+def test_hints_hold_images_in_the_clusters_of_their_names(secu, home, tmp_path):
+    ids = sorted(path.relative_to(home / "digits").as_posix() for path in (home / "digits").rglob("*.png"))
+    hints = tmp_path / "hints.csv"
+    hints.write_text("id,label\n" + "".join(f"{name},number {name[0]}\n" for name in ids[::5]))
+    command = ("fit", "digits", "-k", 3, "--hints", hints, "--out", tmp_path / "run", *SHORT)
+    planned = secu(*command, "--dry-run")
+    assert "answer=head: hints hold images in clusters of a head" in planned.out
+    assert "checksum" not in planned.out
+    result = secu(*command)
+    assert result.code == 0
+    summary = json.loads((tmp_path / "run" / "outcome.json").read_text())["hints"]
+    line = f"{summary['followed']} of 24 hinted images are in the cluster of their hint"
+    assert line + "".join(f", {cluster}: {name}" for cluster, name in summary["names"].items()) in result.out
+    assert sorted(summary["names"].values()) == ["number 0", "number 1", "number 4"]
+    assert_one_line(secu(*command[:4], *command[6:], "--resume"), "was started with hints; give them again")
 
 
 def test_the_tree_of_a_run_is_printed_and_cut(secu, run, tmp_path):

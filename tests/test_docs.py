@@ -135,7 +135,7 @@ def test_every_setting_that_the_documents_name_exists():
     first = "|".join(name for name in sections if "." not in name)
     for page in (*GUIDES, *(DOCS / "lab").glob("*.md")):
         for key in re.findall(rf"(?<![\w/.])((?:{first})(?:\.[a-z_]+)+)", page.read_text()):
-            assert key in keys or key.endswith((".json", ".md", ".py")), f"{name_of(page)}: {key}"
+            assert key in keys or key.endswith((".csv", ".json", ".md", ".py")), f"{name_of(page)}: {key}"
 
 
 # Links and pages

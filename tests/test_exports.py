@@ -27,7 +27,7 @@ from PIL import Image
 
 from feature_runs import blobs, paint, write_npy, write_table
 from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
-from secu.apps import originals
+from secu.apps import originals as pictures_of
 from secu.apps.exports import atlas, content, places
 from secu.apps.exports import parquet as parquet_files
 from secu.apps.exports.content import Request, gather
@@ -306,7 +306,7 @@ def test_a_picture_without_an_ending_gets_one_by_its_content(tmp_path):
         def original(self, i):
             return jpeg
 
-    assert originals.original(Rows(), 0, "export") == ("7.jpeg", jpeg)
+    assert pictures_of.original(Rows(), 0, "export") == ("7.jpeg", jpeg)
 
 
 def test_a_large_picture_is_small_in_the_file_for_a_browser(tmp_path):

@@ -30,6 +30,8 @@ NEW = {
     "neighbors.count": 0,
     "neighbors.start": 0.5,
     "neighbors.every": 10,
+    "hints.checksum": None,
+    "hints.weight": 50,
     "features.components": 256,
     "features.dropout": 0.1,
     "optim.backbone_lr": None,

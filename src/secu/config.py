@@ -126,6 +126,13 @@ class EncoderConfig(Model):
         return self
 
 
+class HintsConfig(Model):
+    """The user's hints about some images, which secu fit reads with --hints: see cluster/guide.py."""
+
+    checksum: str | None = None  # identifies the hints that a run was started with; None: there are none
+    weight: float = Field(50, ge=0)  # the images of a name have together the weight of this many images
+
+
 class LossConfig(Model):
     """The losses: see cluster/losses.py."""
 
@@ -237,6 +244,7 @@ class Config(Model):
     augment: AugmentConfig = AugmentConfig()
     features: FeaturesConfig = FeaturesConfig()
     neighbors: NeighborsConfig = NeighborsConfig()
+    hints: HintsConfig = HintsConfig()
     encoder: EncoderConfig = EncoderConfig()
     loss: LossConfig = LossConfig()
     constraint: ConstraintConfig = ConstraintConfig()
@@ -267,6 +275,10 @@ class Config(Model):
             raise ValueError(f"answer: tree needs a head of more than {self.clusters} clusters, got {list(self.heads)}")
         if self.answer == "number" and len(set(self.heads)) < 2:
             raise ValueError(f"answer: number needs heads of at least two sizes, got {list(self.heads)}")
+        if self.hints.checksum is not None and (self.method != "secu" or self.answer != "head"):
+            raise ValueError(
+                f"hints: need method=secu and answer=head, got method={self.method} and answer={self.answer}"
+            )
         if (self.method == "selflabel") != (self.selflabel is not None):
             raise ValueError(
                 f"selflabel: only used with method=selflabel, got method={self.method}; run secu selflabel"

@@ -9,6 +9,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -85,6 +86,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         n_clusters_: Number of clusters.
         choice_: If the number was chosen, a dict with the ``recommended`` one, the plausible range from ``low`` to
             ``high``, the ``scores`` and the ``reasons``; otherwise None.
+        hints_: If ``fit`` was given hints, a dict with the number of ``images`` that they are about, how many of these
+            are in the cluster of their hint (``followed``), and the ``names`` of clusters by number; otherwise None.
         warnings_: Possible problems with the clusters; empty if there are none.
     """
 
@@ -117,14 +120,21 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         self.callback = callback
         self.verbose = verbose
 
-    def fit(self, X: Any, y: object = None) -> Self:
-        """Cluster the images; ``y`` is ignored. An invalid X or parameter raises a ValueError."""
+    def fit(self, X: Any, y: object = None, *, hints: Any = None) -> Self:
+        """Cluster the images; ``y`` is ignored. An invalid X or parameter raises a ValueError.
+
+        Args:
+            X: The images or feature vectors.
+            y: Not used.
+            hints: What is known about some images: a name for each (N,), where None, NaN, "" and -1 mean unknown; a
+                dict of ids and names; or the path of a table, as for ``secu fit --hints``.
+        """
         check_parameters(self.get_params(deep=False))
         if processes.world() > 1:
             raise UserError("SeCu: trains in one process; several share a run with torchrun -m secu fit")
         source = open_images(X)
         second = self._second_stage()
-        prepared = prepare(self._request(source))
+        prepared = prepare(replace(self._request(source), hints=hints))
         # Not Console(quiet=True), which would also silence anything the user's callback prints.
         console = Console(stderr=True) if self.verbose else Console(file=io.StringIO(), force_terminal=False)
         with TemporaryDirectory(prefix="secu-") as folder:
@@ -307,6 +317,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         self.n_features_in_ = note.get("n_features_in", math.prod(shape_of(config.data)))
         self.n_clusters_ = config.clusters
         self.choice_ = run.outcome().get("number")
+        self.hints_ = run.outcome().get("hints")
         self.warnings_ = run.warnings() + warnings_of(self.history_, found, config)
 
     def _predictor(self, level: int | None = None) -> Predictor:

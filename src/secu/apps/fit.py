@@ -10,14 +10,16 @@ import torch
 
 from secu.apps import pipeline
 from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
+from secu.apps.hints import hints_of, read_hints, require_clusters
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
 from secu.apps.ranges import Range, range_for
 from secu.apps.reading import room_for
 from secu.base import processes
 from secu.base.errors import UserError
-from secu.config import Config, DataConfig
+from secu.config import Config
 from secu.data import Images, Source, VectorSource, open_source, remember, require_all, shape_of
+from secu.data.hints import Hints
 from secu.nets.pretrained import describe, missing_extra, require_extra
 from secu.settings import merge, nest, resolve
 from secu.train.device import choose_device
@@ -46,6 +48,7 @@ class FitRequest:
     allow_bad: bool = False
     cache: Path | None = None
     encoder: str | None = None  # SCRATCH or a pretrained backbone; None: chosen by rule
+    hints: Any = None  # the path of a table, or names: see ``read_hints``
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Prepared:
     plan: Plan
     notes: tuple[str, ...]  # how pixel values are interpreted if that was ambiguous, and what could be better
     before: Run | None
+    hints: Hints | None = None  # about the images of the source
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,10 +83,13 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     if before is not None:
         kept = {"image_size", "channels", "values", "on_demand"}
         overrides = merge({"data": before.config().data.model_dump(include=kept, exclude_none=True)}, overrides)
+        if request.hints is None and before.config().hints.checksum is not None:
+            raise UserError(f"resume: {before.path} was started with hints; give them again")
     overrides = _with_encoder(overrides, request.encoder)
     device = choose_device(request.device)
-    asked = resolve(overrides).data
-    _refuse_source(asked)
+    settings = resolve(overrides)
+    _refuse_inputs(settings)
+    asked = settings.data
     source = request.source if isinstance(request.source, Source) else open_source(request.source, request.labels)
     source = source.limited(asked.max_pixels)
     source.require_images()
@@ -92,16 +99,26 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     room = processes.agree(room_for(source, request.cache) if before is None else None)
     facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features, room=room)
     facts, note = _with_backbone(facts, overrides, scratch=request.encoder == SCRATCH)
-    place = {"source": source.place or None, "labels": request.labels, "values": values}
+    hints = None if request.hints is None else read_hints(request.hints, source)
+    inputs = {
+        "data": {"source": source.place or None, "labels": request.labels, "values": values},
+        "hints": {"checksum": None if hints is None else hints.checksum(source.ids)},
+    }
     wanted = range_for(facts.images) if request.clusters is None else request.clusters
-    plan = make_plan(facts, wanted, request.balance, merge(overrides, {"data": place}))
-    if isinstance(wanted, int) and plan.config.clusters != wanted:
-        what = f"the requested {wanted} clusters"
-        head = plan.config.head
-        must = f"contain {what} at position {head} (head)" if head else f"start with {what}"
-        raise UserError(f"heads: {list(plan.config.heads)} must {must}")
+    plan = make_plan(facts, wanted, request.balance, merge(overrides, inputs))
+    _require_clusters(plan.config, wanted, hints)
     notes = tuple(text for text in (source.note(values), note) if text)
-    return Prepared(request, source, plan, notes, before)
+    return Prepared(request, source, plan, notes, before, hints)
+
+
+def _require_clusters(config: Config, wanted: int | Range, hints: Hints | None) -> None:
+    """Raise unless the main head has the requested number of clusters, which must be enough for the hints."""
+    if hints is not None:
+        require_clusters(hints, config.clusters)
+    if isinstance(wanted, int) and config.clusters != wanted:
+        what = f"the requested {wanted} clusters"
+        must = f"contain {what} at position {config.head} (head)" if config.head else f"start with {what}"
+        raise UserError(f"heads: {list(config.heads)} must {must}")
 
 
 def _with_encoder(overrides: dict[str, Any], encoder: str | None) -> dict[str, Any]:
@@ -139,10 +156,12 @@ def _with_backbone(facts: Facts, overrides: Mapping[str, Any], *, scratch: bool)
     return (replace(facts, frozen=backbone) if trainable in (None, "nothing") else facts), ""
 
 
-def _refuse_source(asked: DataConfig) -> None:
-    for name in ("source", "labels"):
-        if (value := getattr(asked, name)) is not None:
-            raise UserError(f"data.{name}: {value!r} cannot be set here; use the {name} argument")
+def _refuse_inputs(asked: Config) -> None:
+    given = {"source": asked.data.source, "labels": asked.data.labels, "hints": asked.hints.checksum}
+    for name, value in given.items():
+        if value is not None:
+            key = "hints.checksum" if name == "hints" else f"data.{name}"
+            raise UserError(f"{key}: {value!r} cannot be set here; use the {name} argument")
 
 
 def _values(source: Source, found: str | None, asked: str | None) -> str | None:
@@ -184,6 +203,8 @@ def fit(
     if len(images) < most:
         needed = f"{most} clusters need at least {most} readable images"
         raise UserError(f"clusters: {needed}, got {len(images)}")
+    if prepared.hints is not None:
+        images = replace(images, hints=hints_of(prepared.hints, images, prepared.source))
     known = remember(images)
     config = with_statistics(prepared.plan.config, images) if len(images.shape) == 3 else prepared.plan.config
     before = prepared.before

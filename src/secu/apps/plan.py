@@ -30,7 +30,8 @@ FINE_TUNING = 0.1  # learning rate of a pretrained backbone, relative to that of
 CENTERS_RATE = 4  # ratio to the encoder's learning rate, as in the paper for CIFAR-100-20 and STL-10 (CIFAR-10: 6)
 HOPELESS_HOURS = 12
 BALANCE = 0.9  # the paper's lower bound on the size of a cluster, as a share of an equal size
-NOT_SHOWN = ("data.source", "data.labels", "data.values", "seed")  # settings omitted from the printed plan
+# Settings omitted from the printed plan.
+NOT_SHOWN = ("data.source", "data.labels", "data.values", "hints.checksum", "seed")
 
 
 Rule = Callable[[Facts, int, dict[str, Any]], Change]
@@ -131,6 +132,8 @@ def _answer(balance: float | None) -> Rule:
             return {}, "answer=number: then clusters of equal size or merged ones, as the neighbors of images suggest"
         if wanted or "head" in settings:
             return {}, f"answer={wanted or 'head'}: as requested"
+        if asked(settings, "hints", "checksum") is not None:
+            return {"answer": "head"}, "answer=head: hints hold images in clusters of a head, not in merged ones"
         if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):
             return {"answer": "head"}, "answer=head: clusters are held as equal as requested"
         if max(heads) <= clusters and heads.count(clusters) == 1:

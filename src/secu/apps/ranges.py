@@ -50,6 +50,8 @@ class Range(NamedTuple):
         for name in ("heads", "head", "answer"):
             if name in overrides:
                 raise UserError(f"{name}: {overrides[name]} needs one number of clusters, got {self.low}..{self.high}")
+        if overrides.get("hints", {}).get("checksum") is not None:
+            raise UserError(f"hints: need one number of clusters, got {self.low}..{self.high}")
         if balance is not None:
             why = "groups that are held at equal sizes do not show how many there are"
             raise UserError(f"balance: {balance} needs one number of clusters, got {self.low}..{self.high}: {why}")

@@ -92,6 +92,7 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
         "heads": [first.clusters],
         "head": 0,
         "answer": "head",
+        "hints": {},
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
         "selflabel": {} if batch >= LARGEST_BATCH else dict(CAREFUL),

@@ -1,13 +1,14 @@
 """Commands for your own images: fit, predict, sort, report."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from secu.base.errors import UserError
+from secu.base.names import printable
 from secu.cli.app import (
     DataRoot,
     Debug,
@@ -53,6 +54,9 @@ def fit(
     ] = None,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Train on these images alone.")] = False,
     labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
+    hints: Annotated[
+        Path | None, typer.Option(help="Table of names or links of some images, or downloaded from a report.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers. Default: 0.")] = None,
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and exit.")] = False,
@@ -92,7 +96,7 @@ def fit(
     if from_scratch and encoder:
         raise UserError(f"--from-scratch: contradicts --encoder {encoder}; give one of them")
     encoder = "scratch" if from_scratch else encoder
-    request = FitRequest(source, wanted, balance, labels, settings, device, allow_bad, encoder=encoder)
+    request = FitRequest(source, wanted, balance, labels, settings, device, allow_bad, encoder=encoder, hints=hints)
     prepared = prepare(request, before)
     show_plan(console, prepared, reasons=dry_run)
     if dry_run:
@@ -100,13 +104,17 @@ def fit(
     with progress:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
     if not ran_out_of_time(finished) and finished.results is not None:
-        _show_results(finished.results, finished.seconds, path, finished.run.number_reasons())
+        _show_results(finished.results, finished.seconds, path, finished.run.outcome())
 
 
-def _show_results(results: "Results", seconds: float, path: Path, reasons: Sequence[str]) -> None:
-    """Print the outcome of a finished fit; ``reasons`` are those for its number of clusters, if that was chosen."""
-    for reason in reasons:
+def _show_results(results: "Results", seconds: float, path: Path, outcome: Mapping[str, Any]) -> None:
+    """Print the results of a finished fit, and what the method says about its number of clusters and the hints."""
+    for reason in outcome.get("number", {}).get("reasons", ()):
         console.print(reason, highlight=False, soft_wrap=True)
+    if hints := outcome.get("hints"):
+        followed = f"{hints['followed']:,} of {hints['images']:,} hinted images are in the cluster of their hint"
+        names = "".join(f", {cluster}: {printable(name)}" for cluster, name in hints["names"].items())
+        console.print(f"{followed}{names}", highlight=False, markup=False, soft_wrap=True)
     if left_out := len(results.images.skipped) + len(results.images.repeated):
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
@@ -182,7 +190,6 @@ def predict(
     from secu.apps.console import ConsoleListener
     from secu.apps.predict import predict_source
     from secu.apps.predict_parts import is_folder, predict_parts
-    from secu.base.names import printable
     from secu.data import open_source
     from secu.train.listener import Listener
     from secu.train.run import Run

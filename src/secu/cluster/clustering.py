@@ -12,6 +12,7 @@ from secu.base import collectives
 from secu.base.errors import UserError
 from secu.cluster.centers import build_centers
 from secu.cluster.constraints import NO_LABEL, build_constraint
+from secu.cluster.guide import Guide
 from secu.cluster.losses import PADDING, cross_entropy, log_probabilities, secu_loss, soft_label_loss
 from secu.cluster.tree import Tree, grow_tree
 from secu.config import Config
@@ -48,6 +49,7 @@ class Clustering(nn.Module):
         self.register_buffer("epoch_centers", self.centers.unit().detach().clone())
         surplus_HK = torch.arange(widest) >= clusters_H[:, None]
         self.register_buffer("mask", -PADDING * surplus_HK.float(), persistent=False)
+        self.guide: Guide | None = None  # the user's hints, if there are any
         self.tree: Tree | None = None  # of the clusters of a finer head; grown at the end of a run, if at all
         self.finest: Tree | None = None  # of those of the finest head, if that is known to be another
 
@@ -66,8 +68,8 @@ class Clustering(nn.Module):
         """Assign labels to a batch, store them, and return the losses (Alg. 1).
 
         Returns:
-            The losses of the representation (``loss``) and of the centers (``center_loss``), each a mean over batch,
-            views and heads.
+            The losses of the representation (``loss``), of the centers (``center_loss``) and, if there are any, of the
+            user's hints (``hint_loss``), each a mean over batch, views and heads.
         """
         settings = self.config
         frozen_SBD = embeddings_SBD.detach()
@@ -78,6 +80,8 @@ class Clustering(nn.Module):
 
         previous_BH = self.labels[index_B]
         labels_BH = self.assign(cosines_SBHK.detach().mean(0), previous_BH)
+        if self.guide is not None:
+            labels_BH = self.guide.labels(index_B, labels_BH)
         self._learn(index_B, labels_BH, previous_BH)
 
         log_p_SBHK = log_probabilities(cosines_SBHK, self.mask, settings.center_temperature)
@@ -91,8 +95,13 @@ class Clustering(nn.Module):
         hard_BH = torch.where(previous_BH == NO_LABEL, labels_BH, previous_BH)
         old_cosines_SBHK = torch.einsum("sbd,hkd->sbhk", embeddings_SBD, self.epoch_centers)
         old_log_p_SBHK = log_probabilities(old_cosines_SBHK, self.mask, settings.temperature)
-        loss = soft_label_loss(old_log_p_SBHK, hard_BH, settings.hard_label_weight)
-        return {"loss": loss, "center_loss": center_loss}
+        losses = {
+            "loss": soft_label_loss(old_log_p_SBHK, hard_BH, settings.hard_label_weight),
+            "center_loss": center_loss,
+        }
+        if self.guide is not None:
+            losses["hint_loss"] = self.guide.loss(index_B, old_log_p_SBHK)
+        return losses
 
     def _learn(self, index_B: Tensor, labels_BH: Tensor, previous_BH: Tensor) -> None:
         """Update constraint and label memory with the labels of the whole batch, the same way in every process."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from secu.data.hints import Hints
+
 CHUNK = 128  # pictures at hand that are fetched at a time, to limit memory for large ones
 
 
@@ -51,6 +53,7 @@ class Images:
         rows: All inputs in a cache file, if they do not fit into memory.
         checksums: A checksum of the pixels of each image, if the inputs are not pixels.
         broken: The images of the source that could not be read on demand; None for images in memory.
+        hints: The user's hints, to train on; None if there are none.
     """
 
     tensor: Tensor | None
@@ -68,6 +71,7 @@ class Images:
     rows: FileRows | None = None
     checksums: NDArray[np.uint32] | None = None
     broken: Broken | None = None
+    hints: Hints | None = None
 
     def __post_init__(self) -> None:
         if self.tensor is not None:
@@ -249,6 +253,7 @@ class Images:
             columns={name: pick(column, rows) for name, column in self.columns.items()},
             numbers=[self.numbers[i] for i in rows],
             checksums=None if self.checksums is None else self.checksums[rows],
+            hints=None if self.hints is None else self.hints.select(rows),
         )
 
 

@@ -99,6 +99,9 @@ class Method(nn.Module):
         """Return a label-free score that selects the final model; None if the last epoch's model is final."""
         return None
 
+    def take_hints(self, images: Images) -> None:
+        """Take the user's hints about the training images, if there are any, before a checkpoint is restored."""
+
     def prepare(self, images: Images, first: "Method | None", *, resumed: bool) -> None:
         """Prepare to train on these images, before the first epoch or after a checkpoint was restored.
 

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secu.base import collectives
 from secu.base.errors import UserError
 from secu.cluster.clustering import Clustering
+from secu.cluster.guide import Guide
 from secu.cluster.tree import grow_tree
 from secu.config import Config
 from secu.data import Images, Shape
@@ -28,6 +30,7 @@ from secu.views.originals import OriginalCrops
 
 PART = 2**16  # feature vectors that are standardized at a time
 ANSWER_NEIGHBORS = 20  # neighbors in the run's own embeddings by which the answer is chosen
+FOLLOWED = 0.9  # share of hinted images in the cluster of their group, below which the user is warned
 
 
 class StableClustering(Method):
@@ -59,6 +62,19 @@ class StableClustering(Method):
             table = torch.zeros(images, min(config.neighbors.count, images - 1), dtype=torch.int32)
             self.register_buffer("own_neighbors", table)
 
+    def take_hints(self, images: Images) -> None:
+        """Let the images' hints guide the clustering, if they are those of the config."""
+        hints = images.hints
+        settings = self.config.hints
+        if (None if hints is None else hints.checksum(images.ids)) != settings.checksum:
+            raise UserError(f"hints.checksum: {settings.checksum} needs the hints that the run was started with")
+        if hints is None:
+            return
+        group_N = torch.from_numpy(hints.group).to(self.device)
+        clusters = self.config.clusters
+        names = len(hints.names)
+        self.clustering.guide = Guide(group_N, names, hints.apart, self.config.heads, clusters, settings.weight)
+
     def prepare(self, images: Images, first: Method | None, *, resumed: bool) -> None:
         """Standardize feature vectors and find their neighbors."""
         super().prepare(images, first, resumed=resumed)
@@ -81,8 +97,11 @@ class StableClustering(Method):
         return self.vectors
 
     def start_epoch(self, epoch: int, done: float) -> None:
-        """Prepare for an epoch; neighbors in the run's own embeddings are searched again every few epochs."""
+        """Prepare for an epoch: place the hints; every few epochs, search neighbors in the run's own embeddings."""
         super().start_epoch(epoch, done)
+        if (guide := self.clustering.guide) is not None:
+            self._place_hints(guide)
+            collectives.copy_from_main({"cluster": guide.cluster})
         settings = self.config.neighbors
         if self.on_features or not settings.count or done < settings.start:
             return
@@ -112,8 +131,10 @@ class StableClustering(Method):
         return losses
 
     def conclude(self, images: Images, scored: Images | None) -> Conclusion:
-        """Choose the clusters that the run reports, if that is left to it."""
+        """Choose the clusters that the run reports, if that is left to it or to the hints."""
         config = self.config
+        if self.clustering.guide is not None:
+            return self._conclude_hints(self.clustering.guide)
         if config.answer == "head":
             return Conclusion()
         embeddings_ND = self.predictor().embed(images)
@@ -127,6 +148,30 @@ class StableClustering(Method):
         vectors_ND = images.tensor if self.on_features else None
         found = choose_answer(self.clustering, config, embeddings_ND, neighbors, vectors_ND)
         return replace(found, summary=summary | found.summary)
+
+    def _place_hints(self, guide: Guide) -> Tensor:
+        """Place the groups of hinted images in clusters, and return the embeddings of these images (M, D)."""
+        embeddings_MD = self.predictor().embed(self.images, guide.rows)
+        guide.place(embeddings_MD, [self.clustering.head(number) for number in range(len(self.config.heads))])
+        return embeddings_MD
+
+    def _conclude_hints(self, guide: Guide) -> Conclusion:
+        """Choose the head that follows the hints best, and return its cluster of each name."""
+        assert self.images.hints is not None
+        embeddings_MD = self._place_hints(guide)
+        followed = {n: guide.followed(n, embeddings_MD @ self.clustering.head(n).T) for n in guide.guided}
+        head = max(guide.guided, key=lambda n: (followed[n], n == self.config.head))
+        self.clustering.main = head
+        clusters = guide.cluster[:, head].tolist()
+        names = {str(cluster): name for cluster, name in zip(clusters, self.images.hints.names, strict=False)}
+        count = len(guide.rows)
+        summary = {"images": count, "groups": len(clusters) - 1, "followed": followed[head], "names": names}
+        warning = (
+            f"{count - followed[head]:,} of {count:,} hinted images are not in the cluster of their hint, since they "
+            "look too different: check the hints, or raise hints.weight"
+        )
+        warnings = (warning,) if followed[head] < FOLLOWED * count else ()
+        return Conclusion(summary={"hints": summary}, settings={"head": head}, warnings=warnings)
 
     def _choose_number(self, embeddings_ND: Tensor) -> tuple[int, Choice]:
         """Return the head with the recommended number of clusters, and the comparison of all sizes."""

@@ -88,13 +88,14 @@ class Checkpoint:
         fits = _alike(method.state_dict(), self.tensors) and _alike(step.momentum(), self.momentum)
         if not fits:
             raise UserError(f"run: the model in {run.path} does not match its data and config")
+        if self.middle and not step.fits(self.middle):
+            raise UserError(f"run: the checkpoint in {run.path} is damaged: it is not in the middle of an epoch")
+        tensors = {**self.tensors, **self.middle}
         for name, (least, limit) in _bounds(method.config, len(step.images)).items():
-            if name in self.tensors and not ((self.tensors[name] >= least) & (self.tensors[name] < limit)).all():
+            if name in tensors and not ((tensors[name] >= least) & (tensors[name] < limit)).all():
                 raise UserError(f"run: the checkpoint in {run.path} is damaged: {name} has values out of range")
         method.load_state_dict(dict(self.tensors))
         step.load_momentum(dict(self.momentum))
-        if self.middle and not step.fits(self.middle):
-            raise UserError(f"run: the checkpoint in {run.path} is damaged: it is not in the middle of an epoch")
         if self.middle:
             step.resume_at(self.tensors, self.middle)
 
@@ -103,6 +104,7 @@ def _bounds(config: Config, images: int) -> dict[str, tuple[int, Tensor]]:
     """Return the least value and the limit of the tensors that are used as indices."""
     return {
         "clustering.labels": (NO_LABEL, torch.tensor(config.heads)),
+        "buffer.clustering.guide.cluster": (NO_LABEL, torch.tensor(config.heads)),
         "clustering.first_labels": (0, torch.tensor(config.clusters)),
         "own_neighbors": (0, torch.tensor(images)),
     }

@@ -66,6 +66,7 @@ class Session:
         self.resumed = resume and self.run.has_checkpoint()
         self.beside = beside
         self.method = build_method(config, len(images), images.shape, device)
+        self.method.take_hints(images)
         self.step = Step(self.method, images, device, compiled=engine != "eager", feed=feed)
         self.epochs_done = 0
         self.seconds = 0.0

@@ -1,0 +1,110 @@
+"""Hints of the user about some images: names, and pairs that belong together or apart, turned into groups.
+
+Images with the same name, or that are linked, directly or through others, form a group: they belong in one cluster.
+Groups with different names, and pairs of groups that a link keeps apart, belong in different clusters.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secu.base.errors import UserError, shortened
+from secu.base.names import printable
+
+NO_GROUP = -1
+Pair = tuple[int, int]
+
+
+class Hints(NamedTuple):
+    """The groups of N images.
+
+    Attributes:
+        group: The group of each image (N,), or NO_GROUP.
+        names: The names of the first groups, in different clusters; the other groups have none.
+        apart: Pairs of groups in different clusters, at least one of which has no name.
+    """
+
+    group: NDArray[np.int64]
+    names: tuple[str, ...]
+    apart: tuple[Pair, ...]
+
+    def select(self, rows: Sequence[int]) -> "Hints":
+        """Return the hints of the images in the given rows."""
+        return self._replace(group=self.group[np.asarray(rows, np.int64)])
+
+    def checksum(self, ids: Sequence[str]) -> str:
+        """Return a checksum of the hints and of the ids of their images."""
+        digest = hashlib.sha256(repr((self.names, self.apart)).encode())
+        for row in np.flatnonzero(self.group != NO_GROUP).tolist():
+            digest.update(f"{ids[row]}\0{self.group[row]}\0".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:16]
+
+
+def join_hints(ids: Sequence[str], names: Mapping[int, str], must: Iterable[Pair], cannot: Iterable[Pair]) -> Hints:
+    """Return the groups that names and links form.
+
+    Args:
+        ids: The id of each image, for messages.
+        names: The name of some images, by index.
+        must: Pairs of images in the same cluster.
+        cannot: Pairs of images in different clusters.
+
+    Raises:
+        UserError: The hints contradict each other.
+    """
+    found = list(dict.fromkeys(names.values()))
+    number = {name: len(ids) + n for n, name in enumerate(found)}  # a name is one more thing that images are linked to
+    must = [*must, *((image, number[name]) for image, name in names.items())]
+    cannot = list(cannot)
+    part = _components(len(ids) + len(found), must)
+    _require_different_names(ids, found, part[len(ids) :], names, part)
+    for one, other in cannot:
+        if part[one] == part[other]:
+            both = f"{_shown(ids[one])} and {_shown(ids[other])}"
+            raise UserError(f"hints: {both} cannot be in the same cluster, but other hints put them together")
+    hinted = sorted({*names, *(image for pair in (*must, *cannot) for image in pair if image < len(ids))})
+    parts = list(dict.fromkeys([*part[len(ids) :].tolist(), *part[hinted].tolist()]))
+    group_of = {value: n for n, value in enumerate(parts)}
+    group = np.full(len(ids), NO_GROUP)
+    group[hinted] = [group_of[value] for value in part[hinted].tolist()]
+    apart = {_sorted(int(group[one]), int(group[other])) for one, other in cannot}
+    return Hints(group, tuple(found), tuple(sorted(pair for pair in apart if pair[1] >= len(found))))
+
+
+def _components(count: int, links: Sequence[Pair]) -> NDArray[np.int64]:
+    """Return the number of the connected component of each of ``count`` things."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    one, other = np.array(links, np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(one), np.int8), (one, other)), shape=(count, count))
+    labels: NDArray[np.int64] = connected_components(graph, directed=False)[1].astype(np.int64)
+    return labels
+
+
+def _require_different_names(
+    ids: Sequence[str],
+    found: Sequence[str],
+    part_of_name: NDArray[np.int64],
+    names: Mapping[int, str],
+    part: NDArray[np.int64],
+) -> None:
+    """Raise if links put images with different names together."""
+    first: dict[int, str] = {}
+    for name, value in zip(found, part_of_name.tolist(), strict=True):
+        other = first.setdefault(value, name)
+        if other != name:
+            example = next(image for image, given in names.items() if given == name and part[image] == value)
+            both = f"{_shown(other)} and {_shown(name)}"
+            raise UserError(f"hints: {both} are different names, but links put {_shown(ids[example])} in both")
+
+
+def _sorted(one: int, other: int) -> Pair:
+    return (one, other) if one < other else (other, one)
+
+
+def _shown(name: str) -> str:
+    return repr(printable(shortened(name)))
