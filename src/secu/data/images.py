@@ -6,7 +6,7 @@ torch is imported only where a tensor is created, since ``secu data`` and ``secu
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -171,8 +171,7 @@ class Images:
         for first in range(0, len(at_hand), CHUNK):
             part = at_hand[first : first + CHUNK]
             yield from zip(part, self.fetch(torch.tensor(part)).numpy(), strict=True)
-        again = {i: side or 1 for i, side in sides.items() if not stored or side > stored}
-        if again:
+        if again := {i: side or 1 for i, side in sides.items() if not stored or side > stored}:
             yield from self._decoded_again(again, stored)
 
     def _decoded_again(self, sides: Mapping[int, int], stored: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
@@ -200,10 +199,9 @@ class Images:
     @cached_property
     def original_side(self) -> int:
         """The shorter side of the originals, as the median of a sample; 0 if they are not available."""
-        try:
+        with suppress(UserError):
             return self.source.probe().side if self.source else 0
-        except UserError:
-            return 0
+        return 0
 
     def position(self, i: int) -> int:
         """Return a sort key for reading originals in the fastest order; a .tar.gz can only be read forward."""
