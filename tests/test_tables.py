@@ -78,7 +78,7 @@ def test_carried_columns_never_hide_ours_or_each_other():
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_carried_column_with_the_name_of_one_that_only_some_tables_have(tmp_path, kind):
-    mine = dict.fromkeys(("leaf", "duplicate_of", "label"), ["=oak", "b", "c"])
+    mine = {name: ["=oak", "b", "c"] for name in ("leaf", "duplicate_of", "label")}
     path = write(tmp_path / f"table.{kind}", kind, table(mine))
     found = read_csv(path) if kind == "csv" else pq.read_table(path).to_pylist()
     assert list(found[0]) == [*COLUMNS, "source_leaf", "source_duplicate_of", "source_label"]
