@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -226,6 +227,38 @@ def test_names_merges_and_marks_of_the_report(run, tmp_path, tool):
         assert found[row["id"]]["wrong"] == (row["id"] in wrong)
 
 
+def write_split_names(path, run, name_of):
+    """Write what the report downloads if the first cluster was split: every other image of it has a name."""
+    lines = ["id,cluster,name,merged_cluster,marked_wrong,leaf"]
+    for number, row in enumerate(rows_of(run.path / "assignments.csv")):
+        part = "ab"[number % 2] if row["cluster"] == "0" else ""
+        name = "striped cats" if part == "a" else ""
+        name_of[row["id"]] = name or f"cluster-{row['cluster']}{part}"
+        lines.append(f"{row['id']},{row['cluster']},{name},{row['cluster']}{part},no,{number % 2}")
+    path.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_parts_of_a_cluster_that_was_split_have_their_own_names(run, tmp_path, tool):
+    name_of = {}
+    names = write_split_names(tmp_path / "t.csv", run, name_of)
+    found = read(tool, export(run, tool, tmp_path / "e", names=names))
+    assert {name: row["cluster_name"] for name, row in found.items()} == name_of
+    assert len(set(name_of.values())) > 3
+    in_first = Counter(name for key, name in name_of.items() if found[key]["cluster"] == 0)
+    second = {"cluster-1": "cluster-1", "cluster-2": "cluster-2", "cluster-0": in_first.most_common(1)[0][0]}
+    for row in rows_of(run.path / "assignments.csv"):
+        assert found[row["id"]]["second_name"] == second[f"cluster-{row['second']}"]
+
+
+def test_a_table_of_a_split_without_some_images_is_refused(run, tmp_path):
+    names = write_split_names(tmp_path / "t.csv", run, {})
+    names.write_text("\n".join(names.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(UserError, match=r"names: there is no row for .*; download the table again"):
+        export(run, "huggingface", tmp_path / "e", names=names)
+
+
 def test_a_table_of_something_else_is_refused_before_images_are_read(run, tmp_path, monkeypatch):
     monkeypatch.setattr(content, "images_of", None)
     (tmp_path / "t.csv").write_text("id,cluster\n1,2\n")
@@ -239,8 +272,9 @@ def test_names_are_suggested_if_none_are_given(run):
     clusters = made.results.predictions.cluster.tolist()
     words = ["beach", "forest", "city"]
     named = replace(made.images, ids=tuple(f"{words[c]}/{i}.png" for i, c in enumerate(clusters)))
-    names, wrong = content._names(replace(made.results, images=named), None)
+    names, wrong, name_of = content._names(replace(made.results, images=named), None)
     assert wrong is None
+    assert name_of == {}
     sizes = np.bincount(clusters, minlength=3)
     assert max(sizes) >= 3
     for cluster, size in enumerate(sizes):

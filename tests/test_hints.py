@@ -237,6 +237,11 @@ def test_a_wrong_table_is_refused_in_one_line(tmp_path, table, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_table_of_links_may_have_a_column_of_the_report(tmp_path):
+    hints = read(tmp_path, "id,other,link,marked_wrong\n1.png,2.png,must,no\n")
+    assert np.flatnonzero(hints.group != NO_GROUP).tolist() == [Names.ids.index("1.png"), Names.ids.index("2.png")]
+
+
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"^hints: cannot read .*none.csv: No such file"):
         read_hints(tmp_path / "none.csv", Names)
@@ -276,6 +281,12 @@ def test_a_mapping_of_ids():
 def test_anything_else_is_refused(wrong):
     with pytest.raises(UserError, match=r"^hints: expected a file, a mapping of ids to names, or one name per image"):
         read_hints(wrong, Names)
+
+
+@pytest.mark.parametrize("nothing", [{}, {"1.png": ""}, [None] * 9, np.full(9, -1)])
+def test_names_that_are_all_unknown_are_refused(nothing):
+    with pytest.raises(UserError, match=r"^hints: expected at least one name, got none$"):
+        read_hints(nothing, Names)
 
 
 # Runs

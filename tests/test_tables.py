@@ -76,6 +76,15 @@ def test_carried_columns_never_hide_ours_or_each_other():
     assert row["source_cluster"] == "z"
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_carried_column_with_the_name_of_one_that_only_some_tables_have(tmp_path, kind):
+    mine = {name: ["=oak", "b", "c"] for name in ("leaf", "duplicate_of", "label")}
+    path = write(tmp_path / f"table.{kind}", kind, table(mine))
+    found = read_csv(path) if kind == "csv" else pq.read_table(path).to_pylist()
+    assert list(found[0]) == [*COLUMNS, "source_leaf", "source_duplicate_of", "source_label"]
+    assert [row["source_leaf"] for row in found] == ["'=oak" if kind == "csv" else "=oak", "b", "c"]
+
+
 def test_a_name_with_a_newline_or_foreign_bytes_is_one_line():
     found = rows(ids=("a\nb", "\udce4", "<b>ü,\"'", "\\xe4"))
     assert [row["id"] for row in found] == ["a\\x0ab", "\\xe4", "<b>ü,\"'", "\\x5cxe4"]

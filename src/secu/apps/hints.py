@@ -60,12 +60,12 @@ def read_hints(given: Any, source: Source) -> Hints:
     if isinstance(given, str | os.PathLike):
         path = Path(given)
         wanted = _from_rows(_read(path), find)
-        what = printable(str(path))
+        if not any(wanted):
+            raise UserError(f"hints: {printable(str(path))} has no hints; valid: {VALID}")
     else:
         wanted = Wanted(_from_names(given, source, find), [], [])
-        what = "hints"
-    if not any(wanted):
-        raise UserError(f"hints: {what} has no hints; valid: {VALID}")
+        if not wanted.names:
+            raise UserError("hints: expected at least one name, got none")
     return join_hints(source.ids, *wanted)
 
 
@@ -144,7 +144,7 @@ def _require_columns(name: str, header: list[str]) -> None:
 
 def _from_rows(rows: Rows, find: Callable[[str, str], int]) -> Wanted:
     """Return the names and links in a table."""
-    if rows and "label" not in rows[0][1] and "marked_wrong" in rows[0][1]:
+    if rows and "label" not in rows[0][1] and {*EDITED} <= rows[0][1].keys():
         return _from_edits(rows, find)
     wanted = Wanted({}, [], [])
     for where, row in rows:

@@ -28,8 +28,10 @@ class Edits(NamedTuple):
 
     def folder(self, name: str, cluster: int) -> str:
         """Return the folder of an image, by its id and its cluster."""
-        if name in self.wrong:
-            return WRONG
+        return WRONG if name in self.wrong else self.group(name, cluster)
+
+    def group(self, name: str, cluster: int) -> str:
+        """Return the folder of an image if it is not marked as wrong."""
         if not self.by_id:
             return self.folders[cluster]
         if name not in self.by_id:

@@ -72,7 +72,7 @@ def make_table(
         table[LABEL] = [writable(label) for label in labels]
     if leaf is not None:
         table[LEAF] = leaf.tolist()
-    for name, column in zip(_names(columns, table), columns.values(), strict=True):
+    for name, column in zip(_names(columns), columns.values(), strict=True):
         table[name] = [writable(value) for value in column]
     return table
 
@@ -82,9 +82,9 @@ def _rounded(values: Tensor) -> list[float]:
     return rounded
 
 
-def _names(columns: Iterable[str], ours: Iterable[str]) -> list[str]:
+def _names(columns: Iterable[str]) -> list[str]:
     """Return unique names for the source's columns that do not clash with our own, used here or not."""
-    reserved = {*OURS, DUPLICATE_OF, LABEL, *ours}
+    reserved = {*TYPES, DUPLICATE_OF, LABEL}
     names: list[str] = []
     for column in columns:
         name = str(writable(column))

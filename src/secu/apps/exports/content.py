@@ -1,6 +1,7 @@
 """What every export contains: one row per image, its embedding, and its place on the map."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,14 +65,16 @@ class Content:
         request: What the user asked for.
         results: The clusters of all images.
         names: The name of each cluster: given in the report, or its number with suggested words. Clusters that were
-            merged have the same name.
+            merged have the same name, and one that was split has that of its largest part.
         wrong: The ids of images that were marked as wrong; None without a table from the report.
+        name_of: The name of the part or group that each image is in, by id, if clusters were split in the report.
     """
 
     request: Request
     results: Results
     names: list[str]
     wrong: set[str] | None
+    name_of: Mapping[str, str]
 
     @property
     def images(self) -> Images:
@@ -91,7 +94,7 @@ class Content:
     @property
     def classes(self) -> list[str]:
         """The different names of clusters, in the order of their numbers."""
-        return list(dict.fromkeys(self.names))
+        return list(dict.fromkeys([*self.names, *self.name_of.values()]))
 
     @property
     def has_pictures(self) -> bool:
@@ -108,7 +111,8 @@ class Content:
         """The columns of all rows, by name."""
         results = self.results
         table = make_table(results.ids, results.predictions, results.outlier, {}, results.labels)
-        table["cluster_name"] = [self.names[cluster] for cluster in table["cluster"]]
+        own_names = [self.names[cluster] for cluster in table["cluster"]]
+        table["cluster_name"] = [self.name_of[name] for name in results.ids] if self.name_of else own_names
         table["second_name"] = [self.names[cluster] for cluster in table["second"]]
         if self.wrong is not None:
             table["marked_wrong"] = [name in self.wrong for name in results.ids]
@@ -148,13 +152,24 @@ def has_pictures(images: Images) -> bool:
     return not isinstance(images.source, VectorSource) or images.source.paths is not None
 
 
-def _names(results: Results, table: Path | None) -> tuple[list[str], set[str] | None]:
-    """Return the name of each cluster, and the ids of images that were marked as wrong."""
+def _names(results: Results, table: Path | None) -> tuple[list[str], set[str] | None, dict[str, str]]:
+    """Return the name of each cluster, the ids of images marked as wrong, and the names of images in split clusters."""
     clusters = len(results.centers)
     cluster_of = dict(zip(results.ids, results.predictions.cluster.tolist(), strict=True))
     edits = read_edits(table, clusters, cluster_of)
     if table is None:
         words = [f": {' '.join(words)}" if words else "" for words in results.suggestions]
-        return [escape(number + more) for number, more in zip(edits.folders, words, strict=True)], None
-    given = {row.cluster: row.name.strip() for row in read_rows(table, clusters)}
-    return [escape(given.get(cluster) or number) for cluster, number in enumerate(edits.folders)], edits.wrong
+        return [escape(number + more) for number, more in zip(edits.folders, words, strict=True)], None, {}
+    names = list(edits.folders)
+    given = {}
+    for row in read_rows(table, clusters):
+        given[row.id] = escape(row.name.strip() or edits.group(row.id, row.cluster))
+        names[row.cluster] = given[row.id]
+    if not edits.by_id:
+        return names, edits.wrong, {}
+    for name, cluster in cluster_of.items():
+        edits.group(name, cluster)  # raises if the table has no row for this image
+    parts = Counter((cluster, given[name]) for name, cluster in cluster_of.items())
+    for cluster, name in reversed([part for part, _ in parts.most_common()]):  # the largest part comes last and stays
+        names[cluster] = name
+    return names, edits.wrong, given
