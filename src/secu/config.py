@@ -181,8 +181,8 @@ class OptimConfig(Model):
     """How the encoder is trained."""
 
     name: Literal["sgd", "lars"] = "sgd"  # optimizer of the encoder
-    lr: float = Field(0.2, ge=0)  # learning rate after the warm-up
-    schedule: Literal["cosine", "constant"] = "cosine"  # of the learning rate; cosine: decay to 0 along a half cosine
+    lr: float = Field(0.2, ge=0)  # learning rate at the end of the warm-up
+    schedule: Literal["cosine", "constant"] = "cosine"  # cosine: the learning rate then decays to 0 along a half cosine
     backbone_lr: float | None = Field(None, ge=0)  # that of the backbone, for example a pretrained one; None: the same
     momentum: float = Field(0.9, ge=0, lt=1)  # momentum of the encoder and the centers
     weight_decay: float = Field(1e-4, ge=0)  # weight decay of the encoder and the centers
