@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from second_runs import COUNT, STEPS, few_digits, make_first
 from secu.base.errors import UserError
 from secu.cluster.metrics import accuracy
 from secu.config import Config
+from secu.data import Images
 from secu.methods import build_method
 from secu.methods.confident import most_confident
 from secu.registry import METHODS
@@ -39,7 +41,7 @@ def benchmark():
         import second_stage
 
         yield second_stage
-        for name in ("second_stage", "trusted_labels"):
+        for name in second_stage.FILES:
             sys.modules.pop(name)
 
 
@@ -48,6 +50,13 @@ def trusted(benchmark):
     import trusted_labels
 
     return trusted_labels
+
+
+@pytest.fixture(scope="module")
+def scoring(benchmark):
+    import second_stage_scores
+
+    return second_stage_scores
 
 
 @pytest.fixture(scope="module")
@@ -256,31 +265,26 @@ def test_time_limit_ends_a_variant(benchmark, first, tmp_path, monkeypatch):
     assert [line["epoch"] for line in trial["evaluations"]] == [0, 2]  # the first epoch is not counted
 
 
-def test_scores_without_labels_against_loops(benchmark, start):
+def test_scores_without_labels_against_loops(benchmark, scoring, start):
     method, _ = semi(benchmark, start)
     labels = (torch.arange(COUNT) * 7 % 5 % CLUSTERS).tolist()
-    found = start.found.__class__(
-        torch.tensor(labels),
-        *[getattr(start.found, name) for name in ("confidence", "second", "second_confidence", "cosine")],
-    )
-    scores = benchmark.without_labels(method, start, start.embeddings_ND, found)
+    found = replace(start.found, cluster=torch.tensor(labels))
+    scores = scoring.without_labels(method, start, start.embeddings_ND, found)
     cosines_NN = start.embeddings_ND @ start.embeddings_ND.T - 3 * torch.eye(COUNT)
-    pairs = [(i, j) for i in range(COUNT) for j in cosines_NN[i].topk(benchmark.NEIGHBORS).indices.tolist()]
+    pairs = [(i, j) for i in range(COUNT) for j in cosines_NN[i].topk(scoring.NEIGHBORS).indices.tolist()]
     agree = sum(labels[i] == labels[j] for i, j in pairs) / len(pairs)
     assert scores["neighbor_agreement"] == pytest.approx(agree)
     before = start.found.cluster.tolist()
     assert scores["moved"] == pytest.approx(sum(a != b for a, b in zip(labels, before, strict=True)) / COUNT)
-    assert (scores["model_largest"], scores["model_smallest"]) == (
-        max(map(labels.count, range(4))),
-        min(map(labels.count, range(4))),
-    )
+    sizes = [labels.count(cluster) for cluster in range(CLUSTERS)]
+    assert (scores["model_largest"], scores["model_smallest"]) == (max(sizes), min(sizes))
     assert scores["silhouette"] == scores["silhouette_first"]
-    assert benchmark.silhouette(start.embeddings_ND, torch.zeros(COUNT, dtype=torch.int64)) is None
+    assert scoring.silhouette(start.embeddings_ND, torch.zeros(COUNT, dtype=torch.int64)) is None
 
 
-def test_accuracy_of_the_trusted_images_is_that_of_the_first_run(benchmark, start):
+def test_accuracy_of_the_trusted_images_is_that_of_the_first_run(benchmark, scoring, start):
     method, _ = semi(benchmark, start)
-    scores = benchmark.evaluate(method, start)
+    scores = scoring.evaluate(method, start)
     assert scores["acc_train"] == pytest.approx(
         accuracy(start.images.targets.numpy(), start.found.cluster.numpy()), abs=1e-4
     )
@@ -288,3 +292,17 @@ def test_accuracy_of_the_trusted_images_is_that_of_the_first_run(benchmark, star
     kept = method.clustering.kept
     targets, clusters = start.images.targets[kept].numpy(), start.found.cluster[kept].numpy()
     assert scores["acc_trusted"] == pytest.approx(accuracy(targets, clusters), abs=1e-4)
+
+
+def test_images_of_unknown_class_are_not_scored(benchmark, scoring, start):
+    """All that are in the wrong cluster are of unknown class, so that the others are all right."""
+    targets = start.images.targets.clone()
+    everything = torch.ones(COUNT, dtype=torch.bool)
+    targets[~scoring.right_in(start.images, start.found.cluster, everything)] = -1
+    assert 0 < int((targets < 0).sum()) < COUNT / 2
+    images = Images(start.images.tensor, targets)
+    method, _ = semi(benchmark, start)
+    scores = scoring.evaluate(method, replace(start, images=images, test=images))
+    assert scores["acc"] == scores["acc_train"] == scores["acc_trusted"] == 1
+    blind = scoring.evaluate(method, replace(start, images=Images(images.tensor), test=None))
+    assert scores.keys() - blind.keys() == {"acc", "nmi", "ari", "calibration_error", "acc_train", "acc_trusted"}
