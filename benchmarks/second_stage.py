@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from defaults import checked_out, hardware
 from second_stage_scores import Record, Start, begin, evaluate, rounded
-from trusted_labels import LARGEST_BATCH, SETTINGS
+from trusted_labels import LARGEST_BATCH, LEARNING_RATE, SETTINGS
 
 from secu.apps.selflabel import second_config
 from secu.base.errors import UserError
@@ -97,9 +97,9 @@ def config_of(start: Start, words: str) -> Config:
     first = start.run.config()
     images = len(start.images)
     if method != "selflabel":
-        batch = second_config(first, start.run.path, images, {}).optim.batch_size
-        chosen = merge(SETTINGS, {"optim": {"batch_size": min(batch, LARGEST_BATCH)}})
-        overrides = merge(chosen, overrides)
+        batch = min(second_config(first, start.run.path, images, {}).optim.batch_size, LARGEST_BATCH)
+        chosen = {"optim": {"batch_size": batch, "lr": LEARNING_RATE * batch / LARGEST_BATCH}}
+        overrides = merge(merge(SETTINGS, chosen), overrides)
     config = second_config(first, start.run.path, images, overrides, as_published=PUBLISHED in settings)
     return resolve(merge(config.model_dump(mode="json"), {"method": method}))
 

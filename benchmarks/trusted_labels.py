@@ -37,9 +37,10 @@ from secu.views.strong import StrongAugmentation
 
 UNLABELED = 7  # unlabeled images per trusted one
 LARGEST_BATCH = 448  # 7 * 64
+LEARNING_RATE = 0.03  # at the largest batch size; scaled in proportion to the batch size
 USUAL_SHARES_RATE = 0.01  # of the moving average of predicted shares
 SETTINGS: dict[str, Any] = {
-    "optim": {"lr": 0.03, "weight_decay": 5e-4, "warmup_epochs": 0},
+    "optim": {"weight_decay": 5e-4, "warmup_epochs": 0},
     "neighbors": {"count": 100},
     "selflabel": {
         "warmup_epochs": 0,

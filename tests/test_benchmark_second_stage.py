@@ -246,6 +246,8 @@ def test_variants_are_recorded_one_after_the_other(benchmark, first, tmp_path, m
     assert printed == [line for trial in trials for line in trial["evaluations"]]
     assert trials[3]["settings"]["method"] == "semi-aligned"
     assert trials[3]["settings"]["selflabel"]["confidence"] == 0.95
+    optim = trials[3]["settings"]["optim"]
+    assert optim["lr"] == pytest.approx(0.03 * optim["batch_size"] / 448)
     before, after = trials[0]["evaluations"][0], trials[0]["evaluations"][-1]
     assert before["moved"] == 0
     assert before["acc"] == before["acc_train"]
