@@ -169,10 +169,10 @@ def why_not_kept(arguments: argparse.Namespace) -> str:
     )
 
 
-def checked_out() -> str | None:
-    """Return the current commit; None if there is none, or if the working tree differs from it."""
+def checked_out(*more: str) -> str | None:
+    """Return the current commit; None if there is none, or if ``src``, these benchmarks or ``more`` differ from it."""
     git = ["git", "-C", str(ROOT)]
-    ours = ["src", "benchmarks/defaults.py", "benchmarks/data_sets.py"]
+    ours = ["src", "benchmarks/defaults.py", "benchmarks/data_sets.py", *more]
     change = subprocess.run([*git, "status", "--porcelain", "--", *ours], capture_output=True, text=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     return head.stdout.strip() if head.returncode == 0 and change.returncode == 0 and not change.stdout else None

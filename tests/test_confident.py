@@ -101,6 +101,8 @@ class Reference:
             bonus = self.bonus[k] + rate * (wanted - weak.count(k) / len(weak))
             self.bonus[k] = min(max(0.0, bonus), 10 * self.temperature)
         agree = sum(a == b for a, b in zip(weak, strong, strict=True))
+        if not self.settings.sharpen:
+            return
         surplus = (agree - sum(confident)) / len(confident)
         self.sharpness = min(20.0, self.sharpness * math.exp(rate * surplus))
 
@@ -130,10 +132,13 @@ def make(images: int = IMAGES, dim: int = DIM, heads: int = CLUSTERS, temperatur
 
 @pytest.mark.parametrize("outputs", [2, 4])
 @pytest.mark.parametrize(("warmup", "confidence"), [(2, 0.8), (0, 0.6), (5, 0.9)])
-@pytest.mark.parametrize(("uncertain", "kept"), [("probabilities", 0.3), ("nothing", 0.0)])
-def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, uncertain, kept):
+@pytest.mark.parametrize(
+    ("uncertain", "kept", "sharpen"), [("probabilities", 0.3, True), ("nothing", 0.0, True), ("nothing", 0.0, False)]
+)
+def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, uncertain, kept, sharpen):
     """Five epochs of five batches: loss, gradient, bonus, sharpness, memory and counts, after every single step."""
-    config, labeling = make(warmup_epochs=warmup, confidence=confidence, dual_lr=0.5, uncertain=uncertain, kept=kept)
+    rules = {"dual_lr": 0.5, "uncertain": uncertain, "kept": kept, "sharpen": sharpen}
+    config, labeling = make(warmup_epochs=warmup, confidence=confidence, **rules)
     first = [i % CLUSTERS for i in range(IMAGES)]
     drawn = torch.rand(IMAGES, generator=torch.Generator().manual_seed(0))
     labeling.begin(torch.tensor(first), drawn)
@@ -147,7 +152,7 @@ def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, uncer
             expected, slope = reference.step(x.tolist(), index.tolist())
             losses["loss"].backward()
             assert losses["loss"].item() == pytest.approx(expected, abs=1e-10)
-            assert list(losses) == ["loss"]  # the centers do not learn
+            assert list(losses) == ["loss"]  # there is no loss of the centers alone
             torch.testing.assert_close(x.grad[1], torch.tensor(slope), rtol=1e-8, atol=1e-10)
             assert (x.grad[[s for s in range(outputs) if s != 1]] == 0).all()
             assert labeling.labels[:, 0].tolist() == reference.memory
@@ -162,7 +167,8 @@ def test_steps_follow_the_docstrings(float64, outputs, warmup, confidence, uncer
         assert record["boosted"] == sum(value > config.loss.temperature for value in reference.bonus)
         assert record["sharpness"] == pytest.approx(reference.sharpness)
     # Otherwise one of the rules could be missing.
-    assert min(reference.decided[name] for name in ("bonus", "uncertain", "sharpness")) > 0
+    assert min(reference.decided[name] for name in ("bonus", "uncertain")) > 0
+    assert (reference.decided["sharpness"] > 0) == sharpen
     assert reference.decided["boost"] > 0 or warmup == 5
     assert (reference.decided["kept"] > 0) == (kept > 0 and warmup < 5)
 
@@ -251,6 +257,22 @@ def test_compiled_step_equals_the_plain_one(uncertain):
         shares.append(plain.record()["taught"])
     assert shares[0] == pytest.approx(20 / IMAGES)
     assert shares[0] > shares[1] > 0
+
+
+def test_centers_learn_from_the_same_loss():
+    """Their gradient, with fixed targets: that of a softmax over cosines, of which only the strong view's count."""
+    config, labeling = make(warmup_epochs=1)
+    index = torch.arange(IMAGES)
+    first = index % CLUSTERS
+    labeling.begin(first, torch.ones(IMAGES))
+    labeling.start_epoch()
+    x_SBD = draw_embeddings(2, index, 0)
+    labeling.step(x_SBD, index)["loss"].backward()
+    weight = labeling.centers.weight.detach()[0].clone().requires_grad_()
+    share = 1 / torch.bincount(first, minlength=CLUSTERS)
+    F.cross_entropy(x_SBD[1] @ F.normalize(weight, dim=-1).T / config.loss.temperature, first, share).backward()
+    torch.testing.assert_close(labeling.centers.weight.grad[0], weight.grad)
+    assert weight.grad.abs().max() > 1e-3
 
 
 # The share of confident images

@@ -124,8 +124,8 @@ def test_an_unknown_key_names_the_nearest_valid_one_at_every_depth(override, key
 def test_an_unknown_key_that_is_near_nothing_lists_what_is_valid():
     message = complaint("optim.zzzzzzz=1")
     assert "did you mean" not in message
-    names = "backbone_lr, batch_size, epochs, initial_epochs, lr, mixed_precision, momentum, name, warmup_epochs"
-    assert message.endswith(f"valid: {names}, weight_decay")
+    names = "backbone_lr, batch_size, epochs, initial_epochs, lr, mixed_precision, momentum, name, schedule"
+    assert message.endswith(f"valid: {names}, warmup_epochs, weight_decay")
 
 
 @pytest.mark.parametrize("key", ["..", "optim.", ".optim", "optim.lr.x", "heads.0"])

@@ -278,6 +278,12 @@ def test_run_without_warm_up_starts_at_the_full_rate():
     assert (encoder[4:].diff() < 0).all()
 
 
+def test_constant_rate_stays_after_the_warm_up():
+    config = Config(optim={"lr": 0.2, "epochs": 5, "warmup_epochs": 2, "schedule": "constant"})
+    rates = torch.cat([learning_rates(config, epoch, 4) for epoch in range(6)])[:, 0]
+    assert rates.tolist() == pytest.approx([0] * 4 + [0.2 * step / 8 for step in range(8)] + [0.2] * 12)
+
+
 def test_centers_have_a_constant_rate_or_one_that_rises_by_the_negative_cosine():
     assert rates_of(epochs=9)[:, 1].tolist() == pytest.approx([5.6] * 40)
     rising = rates_of(epochs=9, schedule="rising")[:, 1]

@@ -35,6 +35,7 @@ NEW = {
     "features.components": 256,
     "features.dropout": 0.1,
     "optim.backbone_lr": None,
+    "optim.schedule": "cosine",
     "constraint.alpha_over": "all",
     "centers.optimizer": "sgd",
     "augment.crop_from": "square",

@@ -1,5 +1,6 @@
 """Self-labeling as a method: what it starts from, learns, records, keeps and concludes."""
 
+import copy
 import json
 import math
 from dataclasses import asdict, replace
@@ -374,6 +375,37 @@ def test_without_decay_one_encoder_does_both():
     Engine([step], "eager").epoch(0)
     assert not torch.equal(weights[0], before)
     assert step.method.encoder.training
+
+
+@pytest.mark.parametrize("statistics", ["shared", "separate"])
+def test_views_share_batch_statistics_or_have_their_own(statistics):
+    """Against an encoder of one view that gets both in one pass, or the weak ones and then the strong ones."""
+    images, first = shades(48)
+    settings = [f"selflabel.statistics={statistics}", "selflabel.decay=0"]
+    method = make_step(images, first, *settings).method
+    oracle = copy.deepcopy(method.encoder)
+    oracle.expect_views(1)
+    views = method.views(images.tensor, torch.Generator().manual_seed(0))
+    weak, strong = method.train()._embed(views)
+    oracle.train()
+    expected = [oracle.embed(views.flatten(0, 1))] if statistics == "shared" else [oracle.embed(v) for v in views]
+    torch.testing.assert_close(torch.cat([weak, strong]), torch.cat(expected))
+    for mine, other in zip(method.encoder.buffers(), oracle.buffers(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_separate_statistics_need_a_single_encoder():
+    with pytest.raises(UserError, match=r"selflabel\.statistics: separate needs selflabel\.decay=0, got 0\.9"):
+        load_config("digits", ["method=selflabel", "heads=[4]", "selflabel.statistics=separate", "selflabel.decay=0.9"])
+
+
+def test_centers_learn_at_their_own_rate():
+    images, first = shades(48)
+    for rate in (0.0, 0.05):
+        step = make_step(images, first, "selflabel.decay=0", f"centers.lr={rate}")
+        before = step.method.clustering.head().clone()
+        Engine([step], "eager").epoch(0)
+        assert torch.equal(step.method.clustering.head(), before) == (rate == 0)
 
 
 @pytest.mark.timeout(600)

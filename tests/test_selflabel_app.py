@@ -17,7 +17,7 @@ from secu.apps.images import images_of
 from secu.apps.pipeline import Finished
 from secu.apps.selflabel import second_config, self_label
 from secu.base.errors import UserError
-from secu.settings import load_config
+from secu.settings import flatten, load_config
 from secu.train.listener import Listener
 from secu.train.run import Run
 from small_runs import Interrupting, assert_same, model_bytes, trained
@@ -295,6 +295,48 @@ def test_settings_that_are_asked_for_win(first):
     assert planned(first, 5_000, {"seed": 7}).seed == 7
 
 
+@pytest.mark.parametrize("images", [5_000, 50_000])
+def test_published_setting_is_the_same_for_few_and_for_many_images(first, images):
+    """All differences from our rule for many images; the batch size is that for few, and with it the rates."""
+    ours = flatten(planned(first, 50_000, {}).settings())
+    settings = flatten(second_config(first.config(), first.path, images, {}, as_published=True).settings())
+    rate = 0.1 if images == 50_000 else 0.0125
+    assert {key: value for key, value in settings.items() if value != ours[key]} == {
+        **({} if images == 50_000 else {"optim.batch_size": 128, "optim.lr": 0.0125}),
+        "optim.schedule": "constant",
+        "optim.warmup_epochs": 0,
+        "centers.lr": rate,
+        "selflabel.smallest": 0,
+        "selflabel.sharpen": False,
+        "selflabel.statistics": "separate",
+        "selflabel.weak_flip": False,
+        "selflabel.strong_style": "scan",
+        "selflabel.crop_padding": 0,
+    }
+
+
+def test_published_setting_can_be_changed(first):
+    asked = {"optim": {"lr": 0.03, "epochs": 20}, "selflabel": {"weak_flip": True}}
+    config = second_config(first.config(), first.path, COUNT, asked, as_published=True)
+    assert (config.optim.lr, config.centers.lr) == (0.03, 0.03)
+    assert (config.selflabel.weak_flip, config.selflabel.statistics) == (True, "separate")
+    assert (config.optim.warmup_epochs, config.selflabel.warmup_epochs) == (0, 4)
+    fixed = second_config(first.config(), first.path, COUNT, {"centers": {"lr": 0}}, as_published=True)
+    assert (fixed.optim.lr, fixed.centers.lr) == (0.1 * 32 / 1024, 0)
+
+
+def test_published_setting_is_trained_and_resumed(tmp_path, first):
+    whole = labeled(first, tmp_path / "whole", SHORT, as_published=True).run
+    centers = "clustering.centers.weight"
+    assert not torch.equal(whole.load_model()[centers][0], first.load_model()[centers][0, :4])
+    assert [record["lr"] for record in whole.metrics()] == pytest.approx([0.1 * 32 / 1024] * 3)
+    assert {record["sharpness"] for record in whole.metrics()} == {1.0}
+    assert {record["boosted"] for record in whole.metrics()} == {0.0}
+    stopped = labeled(first, tmp_path / "parts", SHORT, as_published=True, time_limit=0.001)
+    assert stopped.results is None
+    assert_same_outcome(labeled(first, stopped.run.path, SHORT, as_published=True, resume=True).run, whole)
+
+
 def test_head_that_answers_is_the_one_that_is_self_labeled(first):
     other = first.config().model_copy(update={"head": 1})
     config = second_config(other, first.path, COUNT, {})
@@ -335,7 +377,8 @@ def command(tmp_path, monkeypatch, capsys):
 def test_commands_take_a_second_run_of_own_images(tmp_path, own, pictures, command):
     """``secu selflabel`` with its default folder, then everything that one does with a run."""
     run = Path(shutil.copytree(own.path, tmp_path / "mine"))
-    printed = command("selflabel", run, "optim.epochs=2", "selflabel.warmup_epochs=1", "--device", "cpu")
+    settings = ("optim.epochs=2", "selflabel.warmup_epochs=1")
+    printed = command("selflabel", run, *settings, "--as-published", "--device", "cpu")
     second = Run.open(tmp_path / "mine-selflabel")
     outcome = json.loads((second.path / "outcome.json").read_text())
     assert f"{outcome['moved']:.1%} of the images changed their label" in printed
@@ -344,6 +387,7 @@ def test_commands_take_a_second_run_of_own_images(tmp_path, own, pictures, comma
         assert f"{outcome['before'][name]:.4f}" in line
         assert f"{outcome['after'][name]:.4f}" in line
     assert tree(second.path) == sorted([*FILES, "best.safetensors", "images.json"])
+    assert second.config().optim.schedule == "constant"  # as published
     assert "acc" in second.metrics()[-1]  # the pictures lie in folders with the names of their classes
 
     rows = rows_of(second.path / "assignments.csv")

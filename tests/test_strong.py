@@ -1,6 +1,7 @@
 """Draws, their distributions, and whole views of strong.py."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def build(size: tuple[int, int] = (32, 32), channels: int = 3, **settings: float) -> StrongAugmentation:
+def build(size: tuple[int, int] = (32, 32), channels: int = 3, **settings: Any) -> StrongAugmentation:
     return StrongAugmentation(AugmentConfig(), SelfLabelConfig(**settings), (0.5,), (0.25,), channels, size)
 
 
@@ -39,7 +40,7 @@ def smooth_pixels(count: int, size: tuple[int, int] = (32, 32), channels: int = 
     return low.clamp(0, 255).to(torch.uint8)
 
 
-def choose(size: tuple[int, int] = (32, 32), **settings: float) -> dict[str, Tensor]:
+def choose(size: tuple[int, int] = (32, 32), **settings: Any) -> dict[str, Tensor]:
     augmentation = build(size, **settings)
     return augmentation.choose(augmentation.draw(MANY, seeded()))
 
@@ -94,6 +95,23 @@ def test_posterize_keeps_four_to_eight_bits() -> None:
     assert_equally_often(bits, range(4, 9))
 
 
+def test_posterize_of_scan_keeps_four_to_seven_bits() -> None:
+    chosen = choose(strong_style="scan")
+    bits = chosen["magnitude"][chosen["operation"] == NAMES.index("posterize")].int()
+    assert_equally_often(bits, range(4, 8))
+    others = chosen["operation"] != NAMES.index("posterize")
+    assert torch.equal(chosen["magnitude"][others], choose()["magnitude"][others])
+
+
+def test_weak_views_may_be_unflipped() -> None:
+    flip = choose(weak_flip=False)["flip"]
+    assert not flip[:, 0].any()
+    assert torch.equal(flip[:, 1], choose()["flip"][:, 1])
+    pixels = random_pixels(20)
+    augmentation = build(weak_flip=False)
+    assert torch.equal(augmentation(pixels, seeded())[0], augmentation.plain(pixels))
+
+
 def test_flips_of_the_views_are_independent() -> None:
     weak, strong = choose()["flip"].unbind(1)
     assert_equally_often(2 * weak.int() + strong.int(), range(4))
@@ -111,6 +129,22 @@ def test_cutout_sides(size: tuple[int, int], largest: int) -> None:
     left, top, right, bottom = choose(size)["box"].unbind(1)
     assert torch.equal(right - left, bottom - top)
     assert_equally_often(right - left, range(largest + 1))
+
+
+@pytest.mark.parametrize(("size", "largest"), [((32, 32), 16), ((18, 32), 9)])
+def test_cutouts_of_scan_are_those_of_a_loop_over_whole_numbers(size: tuple[int, int], largest: int) -> None:
+    """A length from 1 to the largest, a center that is a pixel, and half of the length to either side."""
+    augmentation = build(size, strong_style="scan")
+    box = augmentation.choose(augmentation.draw(MANY, seeded()))["box"]
+    numbers = augmentation.draw(MANY, seeded())["cutout"].double().tolist()
+    expected = []
+    for of_side, of_x, of_y in numbers:
+        half = (1 + int(of_side * largest)) // 2
+        x = int(of_x * size[1])
+        y = int(of_y * size[0])
+        expected.append([x - half, y - half, x + half, y + half])
+    assert box.tolist() == expected
+    assert set((box[:, 2] - box[:, 0]).tolist()) == set(range(0, largest + 1, 2))
 
 
 def test_cutout_is_uniform_over_the_image() -> None:
@@ -250,6 +284,26 @@ def test_crop_and_cutout_are_black() -> None:
         assert torch.equal(one, expected)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_cutouts_of_scan_have_the_mean_color(channels: int) -> None:
+    """Pixel by pixel: zero after normalizing inside of the box, and outside of it the view of the other style."""
+    style = {"crop_padding": 0, "operations": 0}
+    pixels = random_pixels(30, channels=channels)
+    augmentation = build(channels=channels, strong_style="scan", **style)
+    draws = augmentation.draw(30, seeded())
+    chosen = augmentation.choose(draws)
+    weak, strong = augmentation.render(pixels, draws)
+    whole = build(channels=channels, cutout=0, **style).render(pixels, draws)
+    assert torch.equal(weak, whole[0])
+    for i, (left, top, right, bottom) in enumerate(chosen["box"].tolist()):
+        for y in range(32):
+            for x in range(32):
+                inside = left <= x < right and top <= y < bottom
+                expected = torch.zeros(channels) if inside else whole[1, i, :, y, x]
+                assert torch.equal(strong[i, :, y, x], expected)
+    assert (strong == 0).any()
+
+
 @pytest.mark.parametrize(("size", "view"), [((12, 12), 8), ((16, 10), 8), ((9, 12), 6), ((6, 6), 9), ((20, 10), 14)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_views_of_another_size_are_framed_as_for_evaluation(size: tuple[int, int], view: int, channels: int) -> None:
@@ -343,9 +397,9 @@ def test_everything_stays_on_the_device() -> None:
     assert views.shape == (2, 4, 3, 32, 32)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_render_compiles_without_a_graph_break(channels: int) -> None:
-    augmentation = build((20, 36), channels)
+@pytest.mark.parametrize(("channels", "style"), [(1, "secu"), (3, "secu"), (3, "scan")])
+def test_render_compiles_without_a_graph_break(channels: int, style: str) -> None:
+    augmentation = build((20, 36), channels, strong_style=style, weak_flip=style == "secu")
     pixels = random_pixels(28, (20, 36), channels)
     draws = augmentation.draw(28, seeded())
     compiled = torch.compile(augmentation.render, backend="aot_eager", fullgraph=True, dynamic=False)

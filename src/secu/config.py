@@ -188,7 +188,8 @@ class OptimConfig(Model):
     """How the encoder is trained."""
 
     name: Literal["sgd", "lars"] = "sgd"  # optimizer of the encoder
-    lr: float = Field(0.2, ge=0)  # learning rate after the warm-up; decays to 0 along a half cosine
+    lr: float = Field(0.2, ge=0)  # learning rate at the end of the warm-up
+    schedule: Literal["cosine", "constant"] = "cosine"  # cosine: the learning rate then decays to 0 along a half cosine
     backbone_lr: float | None = Field(None, ge=0)  # that of the backbone, for example a pretrained one; None: the same
     momentum: float = Field(0.9, ge=0, lt=1)  # momentum of the encoder and the centers
     weight_decay: float = Field(1e-4, ge=0)  # weight decay of the encoder and the centers
@@ -214,10 +215,20 @@ class SelfLabelConfig(Model):
     kept: float = Field(0.0, ge=0, le=1)  # share of each cluster, the most confident, that keeps its first label
     smallest: float = Field(0.95, ge=0, lt=1)  # a cluster below this share of its first size is boosted
     dual_lr: float = Field(0.1, gt=0)  # step size of the boost and of the sharpness of probabilities
+    sharpen: bool = True  # sharpen or flatten probabilities until as many images are confident as agree
+    statistics: Literal["shared", "separate"] = "shared"  # batch statistics of weak and strong views, without a teacher
     keep_best: bool = True  # keep the last epoch near the best label-free score instead of the last epoch
+    weak_flip: bool = True  # whether weak views are flipped at random, like strong ones
+    strong_style: Literal["secu", "scan"] = "secu"  # scan: cutouts of even sides in the mean color; posterize to 7 bits
     crop_padding: float = Field(0.125, ge=0, le=0.5)  # maximum shift of a strong view, as a fraction of the side
     operations: int = Field(4, ge=0, le=100)  # number of RandAugment operations in each strong view
     cutout: float = Field(0.5, ge=0, le=1)  # largest square cut out of a strong view, as a fraction of the side
+
+    @model_validator(mode="after")
+    def _separate_in_one_encoder(self) -> Self:
+        if self.statistics == "separate" and self.decay:
+            raise ValueError(f"selflabel.statistics: separate needs selflabel.decay=0, got {self.decay}")
+        return self
 
 
 class PaperConfig(Model):
@@ -279,7 +290,8 @@ class Config(Model):
             raise ValueError(
                 f"hints: need method=secu and answer=head, got method={self.method} and answer={self.answer}"
             )
-        if (self.method == "selflabel") != (self.selflabel is not None):
+        # A user-defined method may read the section or do without.
+        if self.method in ("secu", "selflabel") and (self.method == "selflabel") != (self.selflabel is not None):
             raise ValueError(
                 f"selflabel: only used with method=selflabel, got method={self.method}; run secu selflabel"
             )

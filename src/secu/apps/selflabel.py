@@ -19,6 +19,21 @@ SMALLEST_BATCH = 32
 LEARNING_RATE = 0.1  # at the largest batch size; scaled in proportion to the batch size
 # For small data sets: labels and teacher change slowly, and uncertain images are trained on as well.
 CAREFUL = {"decay": 0.998, "uncertain": "probabilities", "kept": 0.5, "smallest": 0.5}
+# The setting that the paper follows, that of SCAN; its learning rate and optimizer are not given.
+PUBLISHED: dict[str, Any] = {
+    "optim": {"schedule": "constant", "warmup_epochs": 0},
+    "selflabel": {
+        "decay": 0.0,
+        "uncertain": "nothing",
+        "kept": 0.0,
+        "smallest": 0.0,
+        "sharpen": False,
+        "statistics": "separate",
+        "weak_flip": False,
+        "strong_style": "scan",
+        "crop_padding": 0.0,
+    },
+}
 MANY_IMAGES = 1_000_000  # from here on, the paper trains for 11 epochs instead of 100
 
 
@@ -27,6 +42,7 @@ def self_label(
     out: Path,
     overrides: dict[str, Any] | None = None,
     *,
+    as_published: bool = False,
     images: Images | None = None,
     data: Path | None = None,
     listener: Listener | None = None,
@@ -34,8 +50,8 @@ def self_label(
 ) -> pipeline.Finished:
     """Train the model of a finished run on its own confident labels.
 
-    ``images`` are the run's images, if they are already loaded; otherwise they are loaded again, data sets from
-    ``data``.
+    With ``as_published``, the settings in ``PUBLISHED`` replace our rules, and the centers learn. ``images`` are the
+    run's images, if they are already loaded; otherwise they are loaded again, data sets from ``data``.
     """
     if out.resolve() == first.path.resolve():
         raise UserError(f"out: {out} is the run to start from; name another folder")
@@ -48,9 +64,10 @@ def self_label(
     known = _known(first, images)
     begun = Run.to_resume(out) if resume else None
     if begun is None:
-        config = second_config(first.config(), first.path, len(images), overrides or {})
+        config = second_config(first.config(), first.path, len(images), overrides or {}, as_published=as_published)
     else:
-        config = _resumed_config(begun, first, known, overrides or {})
+        changes = merge(PUBLISHED if as_published else {}, overrides or {})
+        config = _resumed_config(begun, first, known, changes)
     test = images_to_score(first.config(), images, data)
     return pipeline.run(config, images, out, command="selflabel", listener=listener, test=test, known=known, **options)
 
@@ -72,11 +89,14 @@ def _resumed_config(run: Run, first: Run, known: Known, overrides: dict[str, Any
     return resolve(merge(config.model_dump(mode="json"), overrides))
 
 
-def second_config(first: Config, path: Path, images: int, overrides: dict[str, Any]) -> Config:
+def second_config(
+    first: Config, path: Path, images: int, overrides: dict[str, Any], *, as_published: bool = False
+) -> Config:
     """Return the config of the second stage: images, encoder and main head of the first run, with the paper's schedule.
 
     Small data sets get a smaller batch size, so that an epoch has as many steps as in the paper, a proportionally
-    smaller learning rate, and more conservative settings. ``path`` is the first run's folder.
+    smaller learning rate, and more conservative settings, unless it is ``as_published``. ``path`` is the first run's
+    folder.
     """
     if first.encoder.trainable == "nothing" or first.data.features:
         raise UserError(f"selflabel: {path} clusters fixed features; self-labeling needs a run that trains its encoder")
@@ -110,6 +130,8 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
     }
     if overrides.get("selflabel", {}) is None:
         raise UserError("selflabel: null would turn off self-labeling; leave it out")
+    if as_published:
+        overrides = merge(PUBLISHED, overrides)
     asked = resolve(merge(settings, overrides))
     assert asked.selflabel is not None
     _check_given(path, resolve(settings), asked)
@@ -118,6 +140,8 @@ def second_config(first: Config, path: Path, images: int, overrides: dict[str, A
     settings["optim"]["warmup_epochs"] = warmup
     if asked.optim.epochs != settings["optim"]["epochs"]:  # otherwise a short run would train on fixed labels only
         settings["selflabel"]["warmup_epochs"] = warmup
+    if as_published:  # the whole model has one learning rate
+        settings["centers"]["lr"] = resolve(merge(settings, overrides)).optim.lr
     return resolve(merge(settings, overrides))
 
 

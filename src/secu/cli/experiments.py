@@ -122,6 +122,9 @@ def selflabel(
             help="Keep the last epoch near the best label-free score, or the last epoch.",
         ),
     ] = True,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Use the setting that the paper follows instead of our rules.")
+    ] = False,
     device: Device = "auto",
     data: DataRoot = None,
     resume: Resume = False,
@@ -149,6 +152,7 @@ def selflabel(
             Run.open(run),
             path,
             settings,
+            as_published=as_published,
             data=data,
             device=device,
             resume=resume,

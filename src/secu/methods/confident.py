@@ -76,7 +76,7 @@ class ConfidentLabels(Clustering):
         self.epoch.add_(1)
 
     def step(self, embeddings_SBD: Tensor, index_B: Tensor) -> dict[str, Tensor]:
-        """Return the loss of the strong views; the centers do not move."""
+        """Return the loss of the strong views, whose gradient reaches embeddings and centers."""
         centers_KD = self.centers.unit()[0]
         temperature = self.config.temperature
         with torch.no_grad():
@@ -118,6 +118,8 @@ class ConfidentLabels(Clustering):
         share_K = torch.zeros_like(self.bonus).scatter_add_(0, weak_B, ones_B) / size
         missing_K = settings.smallest * self.first_share - share_K
         self.bonus.add_(settings.dual_lr * missing_K).clamp_(0, LARGEST_BONUS * self.config.temperature)
+        if not settings.sharpen:
+            return
         surplus = (agree_B.sum() - confident_B.sum()) / size
         self.log_sharpness.add_(settings.dual_lr * surplus).clamp_(max=SHARPEST)
 

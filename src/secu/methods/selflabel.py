@@ -46,7 +46,8 @@ class SelfLabeling(Method):
 
     With ``selflabel.decay`` there are two encoders: ``student`` is trained, and ``encoder``, the final model, labels
     the weak views. The weights and batch-norm statistics of ``encoder`` are a moving average of the student's, so that
-    labels change slowly. Without it, one encoder does both, and weak and strong views share batch statistics.
+    labels change slowly. Without it, one encoder does both, and weak and strong views share batch statistics or, with
+    ``selflabel.statistics``, have their own.
     """
 
     needs_first_run = True
@@ -65,7 +66,7 @@ class SelfLabeling(Method):
         )
         self.encoder = Encoder(config.encoder, channels)
         self.clustering = ConfidentLabels(config, self.settings, images, self.encoder.dim)
-        self.encoder.expect_views(1)
+        self.encoder.expect_views(2 if self.settings.statistics == "separate" else 1)
         self.student = copy.deepcopy(self.encoder) if self.settings.decay else None
         if self.student is not None:
             self.encoder.requires_grad_(False)
@@ -141,7 +142,7 @@ class SelfLabeling(Method):
                 teacher[number].copy_(student[number])
 
     def trained_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return the parameters of the trained encoder, and the centers, whose learning rate is zero."""
+        """Return the parameters of the trained encoder, and the centers, whose learning rate is usually zero."""
         learner = self.encoder if self.student is None else self.student
         return list(learner.parameters()), list(self.clustering.centers.parameters())
 

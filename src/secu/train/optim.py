@@ -102,9 +102,9 @@ def build_optimizer(
 def learning_rates(config: Config, epoch: int, steps: int) -> Tensor:
     """Return the learning rates of encoder, centers and backbone for each step of an epoch (steps, 3).
 
-    The encoder's rate is 0 in the initial epochs, then warms up linearly and decays to 0 along a half cosine. The
-    centers' rate is constant, or rises from 0 as (1 − cos)/2 over the whole run. The backbone's rate is proportional to
-    the encoder's.
+    The encoder's rate is 0 in the initial epochs, then warms up linearly, and stays there or decays to 0 along a half
+    cosine. The centers' rate is constant, or rises from 0 as (1 − cos)/2 over the whole run. The backbone's rate is
+    proportional to the encoder's.
     """
     rates = torch.tensor([_at(config, epoch + step / steps) for step in range(steps)], dtype=torch.float32)
     optim = config.optim
@@ -123,5 +123,7 @@ def _at(config: Config, time: float) -> tuple[float, float]:
         return 0.0, center_lr
     if trained < optim.warmup_epochs:
         return optim.lr * trained / optim.warmup_epochs, center_lr
+    if optim.schedule == "constant":
+        return optim.lr, center_lr
     done = (trained - optim.warmup_epochs) / max(optim.epochs - optim.warmup_epochs, 1)
     return optim.lr * (1 + math.cos(math.pi * min(done, 1))) / 2, center_lr

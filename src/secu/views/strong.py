@@ -3,6 +3,9 @@
 The weak view is the input for evaluation, possibly flipped; it determines the label. The strong view is trained on that
 label: it is possibly flipped, cropped, changed by several random RandAugment operations, and has a square cut out.
 
+The style "scan" is that of SCAN (Van Gansbeke et al., 2020), whose setting the paper follows: the square has an even
+side and the mean color of the data instead of black, and posterize keeps at most seven bits instead of eight.
+
 As in augment.py, ``draw`` generates all random numbers of a batch in one call, ``choose`` converts them to the
 parameters of strong_pixels.py, and ``render`` is a pure function of inputs and draws.
 """
@@ -48,7 +51,10 @@ class StrongAugmentation(Augmentation):
         self.operations = strong.operations
         self.padding = (int(strong.crop_padding * height), int(strong.crop_padding * width))
         self.largest_cutout = int(strong.cutout * min(height, width))
-        lowest, highest = zip(*ops.OPERATIONS.values(), strict=True)
+        self.weak_flip = strong.weak_flip
+        self.scan = strong.strong_style == "scan"
+        ranges = ops.OPERATIONS | ({"posterize": (4, 8)} if self.scan else {})
+        lowest, highest = zip(*ranges.values(), strict=True)
         self.register_buffer("lowest", torch.tensor(lowest, dtype=torch.float32), persistent=False)
         self.register_buffer("highest", torch.tensor(highest, dtype=torch.float32), persistent=False)
 
@@ -70,8 +76,12 @@ class StrongAugmentation(Augmentation):
         strong = ops.mirror_and_shift(inputs, flip_strong, chosen["shift"])
         for operation, magnitude in zip(chosen["operation"].unbind(1), chosen["magnitude"].unbind(1), strict=True):
             strong = ops.operate(strong, operation, magnitude)
-        strong = ops.cutout(strong, chosen["box"])
-        return (torch.stack([weak, strong]).float() / 255 - self.mean) / self.std
+        if not self.scan:
+            strong = ops.cutout(strong, chosen["box"])
+        views = (torch.stack([weak, strong]).float() / 255 - self.mean) / self.std
+        if not self.scan:
+            return views
+        return torch.stack([views[0], ops.cutout(views[1], chosen["box"])])
 
     def choose(self, draws: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert uniform numbers to the parameters of strong_pixels.py.
@@ -83,8 +93,11 @@ class StrongAugmentation(Augmentation):
         operation = (draws["operation"] * len(ops.OPERATIONS)).long()
         lowest = self.lowest[operation]
         highest = self.highest[operation]
+        flip_weak, flip_strong = (draws["flip"] < self.config.flip_prob).unbind(1)
+        if not self.weak_flip:
+            flip_weak = torch.zeros_like(flip_weak)
         return {
-            "flip": draws["flip"] < self.config.flip_prob,
+            "flip": torch.stack([flip_weak, flip_strong], dim=1),
             "shift": self._shift(draws["crop"]),
             "operation": operation,
             "magnitude": lowest + (highest - lowest) * draws["magnitude"],
@@ -102,6 +115,11 @@ class StrongAugmentation(Augmentation):
         """Return left, top, right and bottom of the square, whose center may be anywhere in the image: (B, 4)."""
         height, width = self.view_size
         side, x, y = cutout.unbind(1)
+        if self.scan:  # from 1 to the largest, rounded down to an even number, about a corner between four pixels
+            side = (((side * self.largest_cutout).floor() + 1) / 2).floor() * 2
+            left = (x * width).floor() - side / 2
+            top = (y * height).floor() - side / 2
+            return torch.stack([left, top, left + side, top + side], dim=1).long()
         side = (side * (self.largest_cutout + 1)).floor()
         left = (x * width - side / 2 + 0.5).floor()
         top = (y * height - side / 2 + 0.5).floor()

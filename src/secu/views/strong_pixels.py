@@ -202,7 +202,10 @@ def look_up(levels: Tensor, table: Tensor) -> Tensor:
 
 
 def cutout(levels: Tensor, box: Tensor) -> Tensor:
-    """Fill a box with black: left, top, right and bottom (N, 4) in whole pixels, the last two exclusive."""
+    """Fill a box with zeros, black in levels, the mean color in normalized images.
+
+    The box is left, top, right and bottom (N, 4) in whole pixels, the last two exclusive.
+    """
     left, top, right, bottom = box.view(-1, 4, 1, 1, 1).unbind(1)
     x = torch.arange(levels.shape[-1], device=levels.device)
     y = torch.arange(levels.shape[-2], device=levels.device).view(-1, 1)
