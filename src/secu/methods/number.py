@@ -71,20 +71,18 @@ class Choice(NamedTuple):
         best = max(self.scores)
         between = f"from {self.sizes[0]} to {self.sizes[-1]}"
         found = [
-            f"{low} to {high} clusters are plausible, {self.recommended} are recommended"
+            f"{low} to {high} clusters are plausible; {self.recommended} is recommended"
             if low < high
             else f"{self.recommended} clusters are recommended; no other number {between} comes close",
-            f"of {len(self.sizes)} numbers {between}, {self.recommended} separates the images best: they are close to "
-            f"their own cluster compared with the next one (silhouette {best:.3f}; 1: perfectly, 0: not at all)",
+            f"of {len(self.sizes)} numbers tried {between}, {self.recommended} separates the images best "
+            f"(silhouette {best:.3f}; 1: perfect separation, 0: none)",
         ]
         if low < high:
-            found.append(f"{low} to {high} are almost as good, as heads or as merged clusters: compare a few of them")
+            found.append(f"{low} to {high} are almost as good: compare a few of them")
         if best < WEAK:
-            found.append("the groups overlap, so no number stands out: choose by what you need")
+            found.append("the groups overlap, so no number stands out: choose the level of detail that you need")
         if self.recommended in (self.sizes[0], self.sizes[-1]):
-            found.append(
-                f"{self.recommended} is an end of the range that was searched: a wider one may have a better number"
-            )
+            found.append(f"{self.recommended} is an end of the range: a wider range may contain a better number")
         return tuple(found)
 
     def summary(self) -> dict[str, Any]:
