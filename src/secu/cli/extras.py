@@ -1,4 +1,4 @@
-"""Commands to begin with: recipes, data, demo."""
+"""Commands for getting started: recipes, data, demo."""
 
 from pathlib import Path
 from typing import Annotated

@@ -118,7 +118,7 @@ def fit(
 
 
 def _show_results(results: "Results", seconds: float, path: Path, outcome: Mapping[str, Any]) -> None:
-    """Print the results of a finished fit, and what the method says about its number of clusters and the hints."""
+    """Print the results of a finished fit: reasons for the number of clusters, hints, images left out, and scores."""
     for reason in outcome.get("number", {}).get("reasons", ()):
         console.print(reason, highlight=False, soft_wrap=True)
     if hints := outcome.get("hints"):

@@ -22,13 +22,13 @@ from torch import Tensor
 from secu.cluster.tree import Tree
 from secu.methods.answer import relabeled
 
-SAMPLE = 10_000  # most images that are scored
+SAMPLE = 10_000  # maximum number of images that are scored
 COMPONENTS = 64  # principal components that distances are measured in
 # Sizes are plausible if the head, or the cut of the tree, has at least this share of the best score of its kind
 # (docs/lab/how-many.md).
 PLAUSIBLE = 0.85
 PLAUSIBLE_CUT = 0.9
-EMPTY = -1.0  # score of a head with empty clusters, which has fewer than its size says
+EMPTY = -1.0  # score of a head with empty clusters, which has fewer clusters than its size
 WEAK = 0.05  # a best score below this means that groups overlap
 
 
@@ -129,7 +129,7 @@ def compare_sizes(
     scores = []
     cuts = []
     for n in positions:
-        cut_N = labels[finest]  # if its clusters with images are no more than requested
+        cut_N = labels[finest]  # if it has no more non-empty clusters than requested
         if tree is not None and len(tree.leaves) > heads[n]:
             cut_N = relabeled(labels[finest], tree, heads[n])
         whole = len(labels[n].unique()) == heads[n]
