@@ -396,7 +396,8 @@ def test_hints_hold_images_in_the_clusters_of_their_names(secu, home, tmp_path):
     assert result.code == 0
     summary = json.loads((tmp_path / "run" / "outcome.json").read_text())["hints"]
     line = f"{summary['followed']} of 24 hinted images are in the cluster of their hint"
-    assert line + "".join(f", {cluster}: {name}" for cluster, name in summary["names"].items()) in result.out
+    names = ", ".join(f"cluster {cluster} is {name}" for cluster, name in summary["names"].items())
+    assert f"{line}; {names}" in result.out
     assert sorted(summary["names"].values()) == ["number 0", "number 1", "number 4"]
     assert_one_line(secu(*command[:4], *command[6:], "--resume"), "was started with hints; give them again")
 

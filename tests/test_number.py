@@ -96,7 +96,7 @@ def test_the_range_holds_what_is_nearly_as_good(scores, cuts, recommended, plaus
 
 def test_reasons_are_sentences_that_name_the_range():
     choice = Choice(SIZES, (0.1, 0.43, 0.5, 0.2, 0.1), (0.1, 0.2, 0.5, 0.2, 0.1))
-    assert choice.reasons()[0] == "4 to 9 clusters are plausible, 8 are recommended"
+    assert choice.reasons()[0] == "4 to 9 clusters are plausible; 8 is recommended"
     assert "silhouette 0.500" in choice.reasons()[1]
     assert len(choice.reasons()) == 3
     weak = Choice(SIZES, (0.01, 0.02, 0.03, 0.04, 0.04), (0.0,) * 5).reasons()

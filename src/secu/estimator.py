@@ -60,13 +60,14 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     folder, an array file, a manifest or an archive, or a glob pattern. Images may have any size.
 
     Args:
-        n_clusters: Number of groups to find; ``"auto"`` or a range such as ``"5..40"``: chosen without labels.
-        encoder: ``lite0`` or ``hf:NAME-OR-FOLDER``, a pretrained network whose features are clustered; ``scratch``, a
-            network that is trained on these images alone; None: chosen by rule.
-        balance: How equal the groups should be held, from 0 (any size) to 1 (equally large); None: chosen by rule.
-        random_state: Seed of all random numbers; if None, a different one each time.
+        n_clusters: Number of clusters; ``"auto"``, or a range such as ``"5..40"``, to choose it without labels.
+        encoder: ``lite0`` or ``hf:NAME-OR-FOLDER`` to cluster the features of a pretrained network; ``scratch`` to
+            train a network on these images alone; if None, it is chosen by rule.
+        balance: Minimum size of a cluster during training, as a share of an equal size, from 0 to 1; if None, it is
+            chosen by rule.
+        random_state: Random seed; if None, a different one each time.
         epochs: Number of passes over the images; if None, it is chosen automatically.
-        self_label: Whether to run self-labeling afterwards, as ``secu selflabel`` does: True, or the settings of that
+        self_label: Whether to run self-labeling afterward, as ``secu selflabel`` does: True, or the settings of that
             second run, such as ``{"optim.epochs": 50, "selflabel.confidence": 0.8}``.
         device: auto, cuda, mps or cpu.
         settings: Any other settings, such as ``{"optim.lr": 0.1}``.
@@ -84,10 +85,10 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         config_: All resolved settings.
         history_: The record of each epoch.
         n_clusters_: Number of clusters.
-        choice_: If the number was chosen, a dict with the ``recommended`` one, the plausible range from ``low`` to
+        choice_: If the number was chosen, a dict with the ``recommended`` number, the plausible range from ``low`` to
             ``high``, the ``scores`` and the ``reasons``; otherwise None.
-        hints_: If ``fit`` was given hints, a dict with the number of ``images`` that they are about, how many of these
-            are in the cluster of their hint (``followed``), and the ``names`` of clusters by number; otherwise None.
+        hints_: If ``fit`` was given hints, a dict with the number of hinted ``images``, how many of these are in the
+            cluster of their hint (``followed``), and the ``names`` of clusters by number; otherwise None.
         warnings_: Possible problems with the clusters; empty if there are none.
     """
 
@@ -126,8 +127,8 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         Args:
             X: The images or feature vectors.
             y: Not used.
-            hints: What is known about some images: a name for each (N,), where None, NaN, "" and -1 mean unknown; a
-                dict of ids and names; or the path of a table, as for ``secu fit --hints``.
+            hints: What is known about some images: one name per image (N,), where None, NaN, "" and -1 mean unknown; a
+                dict from ids to names; or the path of a table, as for ``secu fit --hints``.
         """
         check_parameters(self.get_params(deep=False))
         if processes.world() > 1:
@@ -171,7 +172,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def predict(self, X: Any, level: int | None = None) -> NDArray[np.int64]:
         """Return the cluster of each image (N,); raise if an image cannot be read.
 
-        With a ``level``, the tree of the finest clusters is cut into so many groups, as by ``secu predict --level``.
+        With a ``level``, return groups of the tree of clusters instead, as ``secu predict --level`` does.
         """
         images = self._images(X)
         return self._predictor(level).predict(images).cluster.numpy()

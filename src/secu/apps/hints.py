@@ -19,10 +19,10 @@ from secu.results.cells import rearm
 
 LARGEST = 2**27  # bytes of a table
 LINKS = {"must": True, "cannot": False}
-TEXTS = ("label", "link", "name")  # columns in which spaces at the ends mean nothing
+TEXTS = ("label", "link", "name")  # columns that are stripped of surrounding spaces
 EDITED = ("cluster", "name", "merged_cluster", "marked_wrong")  # columns of the table downloaded from the report
 MISSING = {"None", "nan", "<NA>", "NaT", "-1", "-1.0"}  # values in Python that are no name
-PER_CLUSTER = 100  # images that stand for a cluster that was named or merged in the report
+PER_CLUSTER = 100  # images that represent a cluster that was named or merged in the report
 VALID = "columns id and label, or id, other and link, or the table downloaded from a report"
 
 Rows = list[tuple[str, dict[str, str]]]  # where each row is, for messages, and its values
@@ -40,7 +40,7 @@ def read_hints(given: Any, source: Source) -> Hints:
     """Return hints about the images of a source.
 
     Args:
-        given: The path of a table, a mapping of ids to names, or one name per image; None, NaN, -1 and "" are no name.
+        given: The path of a table, a mapping of ids to names, or one name per image; None, NaN, -1 and "" mean unknown.
         source: The images.
 
     Raises:
@@ -77,7 +77,7 @@ def require_clusters(hints: Hints, clusters: int) -> None:
 
 
 def hints_of(hints: Hints, images: Images, source: Source) -> Hints:
-    """Return the hints of the images that could be read; raise if there is one about any other."""
+    """Return the hints about readable images; raise if there is a hint about any other image."""
     missing = np.setdiff1d(np.flatnonzero(hints.group != NO_GROUP), np.asarray(images.numbers, np.int64))
     if len(missing):
         name = source.ids[int(missing[0])]
@@ -100,7 +100,7 @@ def _from_names(given: Any, source: Source, find: Callable[[str, str], int]) -> 
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value means that nothing is known; pandas has several, which cannot be compared."""
+    """Return whether a value means unknown; pandas has several such values, which cannot be compared."""
     return not value if isinstance(value, str) else str(value) in MISSING
 
 

@@ -1,6 +1,6 @@
 """The original pictures of a run: linked, copied or written as files, or as encoded bytes.
 
-Errors begin with the name of the command that wants them.
+Errors begin with the name of the command that uses them.
 """
 
 import io

@@ -44,7 +44,7 @@ def shown(value: Any) -> str:
     """Return a value for a message, on one line and of bounded length."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # an object of the user's may fail to describe itself
+    except Exception:  # the repr of a user's object may fail
         text = f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

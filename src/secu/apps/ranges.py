@@ -12,10 +12,10 @@ from secu.config import MOST_CLUSTERS
 AUTO = "auto"
 LOWEST = 3  # the range of auto
 HIGHEST = 40
-IMAGES_PER_CLUSTER = 10  # fewest images per cluster in that range
+IMAGES_PER_CLUSTER = 10  # minimum number of images per cluster in that range
 STEP = 1.25  # ratio of the sizes of successive heads
 FINER = 2  # the finest head, for the tree, as a multiple of the upper end
-FINEST_IMAGES = 5  # fewest images per cluster of that head
+FINEST_IMAGES = 5  # minimum number of images per cluster of that head
 
 
 class Range(NamedTuple):

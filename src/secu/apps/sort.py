@@ -45,8 +45,8 @@ def sort_run(
         copy: Copy files instead of linking to them.
         names: The table downloaded from the report: its cluster names become folder names, merged clusters share a
             folder, and images marked as wrong get a separate one.
-        level: Cut the tree of the finest clusters into so many groups, instead of the run's own clusters.
-        without_duplicates: Of near-duplicates, take only the largest picture.
+        level: Use this many groups of the tree of clusters, instead of the run's own clusters.
+        without_duplicates: Keep only the largest picture of near-duplicates.
         data: The folder of data sets.
         device: auto, cuda, mps or cpu.
         listener: Notified of images that no longer exist.

@@ -41,8 +41,8 @@ def nodes_of(tree: Tree) -> list[dict[str, Any]]:
     """Return the nodes of a tree as plain values: its leaves first, its root last.
 
     A leaf has the number of its ``cluster`` in the finest head. Another node has the positions of its two ``children``,
-    the ``height`` at which they merge (mean cosine distance, from 0 to 2), and the number of groups from which on a cut
-    keeps them apart (``apart_from``).
+    the ``height`` at which they merge (mean cosine distance, from 0 to 2), and the smallest number of groups that
+    separates them (``apart_from``).
     """
     nodes: list[dict[str, Any]] = [{"cluster": leaf, "height": 0.0} for leaf in tree.leaves.tolist()]
     leaves = len(nodes)

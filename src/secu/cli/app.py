@@ -69,9 +69,7 @@ def _print_version(wanted: bool) -> None:
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
-DataRoot = Annotated[
-    Path | None, typer.Option("--data", help="Folder of data sets. Default: $SECU_DATA, else a cache.")
-]
+DataRoot = Annotated[Path | None, typer.Option("--data", help="Folder of data sets. Default: $SECU_DATA or the cache.")]
 Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]

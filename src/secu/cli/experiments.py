@@ -43,7 +43,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe (secu recipes) or path of a .yaml file.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     device: Device = "auto",
     data: DataRoot = None,
     resume: Resume = False,
@@ -82,14 +82,14 @@ def train(
 def repeat(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe or path of a .yaml file.")],
     overrides: Overrides = None,
-    seeds: Annotated[str, typer.Option(help="A range, 0..7, or a list, 1,4,9.")] = "0..7",
-    together: Annotated[int, typer.Option(help="Seeds to train side by side: on a GPU 2 or 3 save time.")] = 1,
+    seeds: Annotated[str, typer.Option(help="A range such as 0..7, or a list such as 1,4,9.")] = "0..7",
+    together: Annotated[int, typer.Option(help="Seeds to train side by side. On a GPU, 2 or 3 save time.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/RECIPE-seeds.")] = None,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
 ) -> None:
-    """Train a recipe with many seeds. After an interruption the same command continues."""
+    """Train a recipe with many seeds. After an interruption, the same command continues."""
     from secu.apps.console import ConsoleListener
     from secu.apps.recipe import parse_seeds, summary
     from secu.apps.recipe import repeat as repeat_seeds
@@ -119,7 +119,7 @@ def selflabel(
         bool,
         typer.Option(
             "--keep-best/--keep-last",
-            help="Keep the last epoch near the best label-free score, or the last epoch.",
+            help="Keep the last epoch whose label-free score is near the best one, or simply the last.",
         ),
     ] = True,
     as_published: Annotated[
@@ -133,7 +133,7 @@ def selflabel(
     tensorboard: TensorBoard = False,
     debug: Debug = False,
 ) -> None:
-    """Let the model of a finished run teach itself, in a second run."""
+    """Improve the clusters of a finished run by self-labeling, in a second run."""
     from secu.apps.console import ConsoleListener
     from secu.apps.selflabel import self_label
     from secu.apps.tensorboard import with_tensorboard

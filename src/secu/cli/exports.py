@@ -16,18 +16,18 @@ def export(
     path: Annotated[Path, typer.Argument(metavar="DEST", help="MODEL.onnx; with --to, a new folder or .parquet file.")],
     to: Annotated[
         str | None,
-        typer.Option(help="Write the clusters for fiftyone, embedding-atlas, huggingface or labelstudio instead."),
+        typer.Option(help="Export the clusters to fiftyone, embedding-atlas, huggingface or labelstudio."),
     ] = None,
     names: Annotated[
         Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
     ] = None,
-    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
+    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
 ) -> None:
-    """Write the model as ONNX, or the clusters for another tool."""
+    """Export the model as ONNX, or the clusters to another tool."""
     from secu.train.run import Run
 
     if to is not None:

@@ -1,4 +1,4 @@
-"""Commands to begin with: recipes, data, demo."""
+"""Commands for getting started: recipes, data, demo."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from secu.cli.app import DataRoot, Debug, Device, Overrides, app, console
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this one, as resolved.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to show with all its settings.")] = None,
     debug: Debug = False,
 ) -> None:
     """List the recipes, or show one with all its settings."""
@@ -35,7 +35,7 @@ def data(
     root: DataRoot = None,
     debug: Debug = False,
 ) -> None:
-    """Download the official archive of a data set. It is verified and unpacked."""
+    """Download, verify and unpack the official archive of a data set."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     from secu.data import data_root, download
@@ -52,11 +52,11 @@ def data(
 def demo(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the run; a number is added if it exists.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     device: Device = "cpu",
     debug: Debug = False,
 ) -> None:
-    """Cluster 1,797 handwritten digits: two minutes on two CPU cores."""
+    """Cluster 1,797 handwritten digits, in two minutes on two CPU cores."""
     from secu.apps.console import ConsoleListener
     from secu.apps.demo import free_folder, run_demo
 

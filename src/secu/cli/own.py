@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .csv, .parquet, .zip or .tar of images, or shards.")
 ]
-Level = Annotated[int | None, typer.Option(help="Cut the tree of clusters into this many groups (secu tree).")]
+Level = Annotated[
+    int | None, typer.Option(help="Use this many groups of the tree (secu tree) instead of the clusters.")
+]
 AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more than 5% of the images cannot be read.")]
 
 
@@ -43,23 +45,31 @@ def fit(
     overrides: Overrides = None,
     clusters: Annotated[
         str | None,
-        typer.Option("--clusters", "-k", help="Number of groups, or a range such as 5..40. Default: chosen."),
+        typer.Option(
+            "--clusters", "-k", help="Number of clusters, or a range such as 5..40. Default: chosen by the run."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME of the source.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run. Default: runs/ and the name of the source.")
+    ] = None,
     balance: Annotated[
-        float | None, typer.Option(help="Hold groups near an equal size: 0 (any size) to 1 (equal). Default: chosen.")
+        float | None, typer.Option(help="Minimum size of a cluster, as a share of an equal size: from 0 to 1.")
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Pretrained network: lite0, or hf:NAME-OR-FOLDER. Default: chosen.")
+        str | None, typer.Option(help="Pretrained network: lite0, or hf:NAME-OR-FOLDER. Default: chosen by rule.")
     ] = None,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Train on these images alone.")] = False,
-    labels: Annotated[str | None, typer.Option(help="True labels for scoring only: folder, or a column.")] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Train a network on these images alone.")
+    ] = False,
+    labels: Annotated[str | None, typer.Option(help="True labels, for scoring only: folder, or a column.")] = None,
     hints: Annotated[
-        Path | None, typer.Option(help="Table of names or links of some images, or downloaded from a report.")
+        Path | None, typer.Option(help="Table of names or links of some images, or one downloaded from a report.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers. Default: 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed. Default: 0.")] = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with its reasons, and exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the chosen settings with reasons, and exit.")
+    ] = False,
     allow_bad: AllowBad = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop if any image cannot be read.")] = False,
     resume: Resume = False,
@@ -108,13 +118,13 @@ def fit(
 
 
 def _show_results(results: "Results", seconds: float, path: Path, outcome: Mapping[str, Any]) -> None:
-    """Print the results of a finished fit, and what the method says about its number of clusters and the hints."""
+    """Print the results of a finished fit: reasons for the number of clusters, hints, images left out, and scores."""
     for reason in outcome.get("number", {}).get("reasons", ()):
         console.print(reason, highlight=False, soft_wrap=True)
     if hints := outcome.get("hints"):
         followed = f"{hints['followed']:,} of {hints['images']:,} hinted images are in the cluster of their hint"
-        names = "".join(f", {cluster}: {printable(name)}" for cluster, name in hints["names"].items())
-        console.print(f"{followed}{names}", highlight=False, markup=False, soft_wrap=True)
+        names = ", ".join(f"cluster {cluster} is {printable(name)}" for cluster, name in hints["names"].items())
+        console.print(f"{followed}; {names}" if names else followed, highlight=False, markup=False, soft_wrap=True)
     if left_out := len(results.images.skipped) + len(results.images.repeated):
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
@@ -132,7 +142,7 @@ def name_of(source: str) -> str:
 
 @app.command()
 def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug: Debug = False) -> None:
-    """Write the report of a run again, and print where it is."""
+    """Write the report of a run again, and print its path."""
     from secu.apps.console import ConsoleListener
     from secu.apps.images import images_of
     from secu.results.results import find_results, write_report
@@ -159,7 +169,7 @@ def embed(
     allow_bad: AllowBad = False,
     debug: Debug = False,
 ) -> None:
-    """Write the features of your images under a pretrained network."""
+    """Write the features that a pretrained network computes from your images."""
     from secu.apps.console import ConsoleListener
     from secu.apps.embed import embed_source
     from secu.data import open_source
@@ -177,10 +187,10 @@ def predict(
     run: RunFolder,
     source: SourceArgument,
     output: Annotated[
-        str, typer.Option("--output", "-o", help=".csv, .jsonl, .parquet, or a folder/; - prints CSV.")
+        str, typer.Option("--output", "-o", help="File (.csv, .jsonl, .parquet) or folder/; - prints CSV.")
     ] = "-",
     raw: Annotated[
-        bool, typer.Option("--raw", help="CSV for programs: without ' before text that a spreadsheet would evaluate.")
+        bool, typer.Option("--raw", help="In CSV, omit the ' before text that a spreadsheet would evaluate.")
     ] = False,
     level: Level = None,
     device: Device = "auto",
@@ -214,19 +224,19 @@ def predict(
 def sort(
     run: RunFolder,
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="A folder that does not exist yet.")],
-    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them (the default).")] = False,
+    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them.")] = False,
     names: Annotated[
         Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
     ] = None,
     level: Level = None,
     without_duplicates: Annotated[
-        bool, typer.Option("--without-duplicates", help="Of near-duplicates, take only the largest picture.")
+        bool, typer.Option("--without-duplicates", help="Of near-duplicates, keep only the largest picture.")
     ] = False,
     device: Device = "auto",
     data: DataRoot = None,
     debug: Debug = False,
 ) -> None:
-    """Put the pictures into one folder per cluster. The most typical come first."""
+    """Sort the pictures into one folder per cluster, most typical first."""
     from secu.apps.console import ConsoleListener
     from secu.apps.sort import sort_run
     from secu.train.run import Run

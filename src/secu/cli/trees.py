@@ -10,7 +10,7 @@ from secu.cli.app import Debug, RunFolder, app, console, errors, warn_if_unfinis
 @app.command()
 def tree(
     run: RunFolder,
-    output: Annotated[str, typer.Option("--output", "-o", help=".nwk or .json; - prints Newick.")] = "-",
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write: .nwk or .json; - prints Newick.")] = "-",
     debug: Debug = False,
 ) -> None:
     """Write the tree of a run's finest clusters."""

@@ -23,8 +23,8 @@ MOST_SHARE = 0.5  # of the weight of all images, for all groups together
 class Guide(nn.Module):
     """Groups of images, and the cluster of each.
 
-    The clusters are not part of a checkpoint between epochs, since they follow from the groups, which are given again
-    when a run is resumed, and from the weights.
+    The clusters are not part of a checkpoint between epochs, since they follow from the weights and from the groups,
+    which are given again when a run is resumed.
 
     Args:
         group_N: The group of each image, or −1, on the device of the method.
@@ -93,7 +93,7 @@ class Guide(nn.Module):
 def group_weights(sizes_G: Tensor, names: int, weight: float, most: float) -> Tensor:
     """Return the weight of each image of a group (G,): a group has ``weight``, and all together at most ``most``.
 
-    Of an image without a name that is only kept apart from others, it is not known where it belongs: its weight is 0.
+    The weight is 0 for an image without a name that is only kept apart from others, since its cluster is unknown.
     """
     known_G = (sizes_G > 1) | (torch.arange(len(sizes_G)) < names)
     weight = min(weight, most / max(1, int(known_G.sum())))
@@ -103,7 +103,7 @@ def group_weights(sizes_G: Tensor, names: int, weight: float, most: float) -> Te
 def place_groups(cosines_GK: Tensor, names: int, apart: Sequence[tuple[int, int]]) -> Tensor:
     """Return a cluster for each group (G,): the first ``names`` groups one-to-one, the others one by one.
 
-    If the clusters of the groups from which a group is kept apart are all there are, it gets the nearest one.
+    If other groups from which a group is kept apart occupy all clusters, it gets the nearest one.
     """
     found_G = cosines_GK.argmax(-1)
     rows, columns = linear_sum_assignment(cosines_GK[:names].numpy(), maximize=True)

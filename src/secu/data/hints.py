@@ -1,6 +1,6 @@
-"""Hints of the user about some images: names, and pairs that belong together or apart, turned into groups.
+"""The user's hints about some images: names, and pairs that belong together or apart, turned into groups.
 
-Images with the same name, or that are linked, directly or through others, form a group: they belong in one cluster.
+Images that have the same name, or are linked directly or through others, form a group: they belong in one cluster.
 Groups with different names, and pairs of groups that a link keeps apart, belong in different clusters.
 """
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from secu.data.hints import Hints
 
-CHUNK = 128  # pictures at hand that are fetched at a time, to limit memory for large ones
+CHUNK = 128  # inputs that are fetched at a time, to limit memory for large ones
 
 
 @dataclass(frozen=True, eq=False)

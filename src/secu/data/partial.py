@@ -9,11 +9,11 @@ from typing import IO
 
 from secu.data.image_files import BadImage
 
-EVERY = 5_000  # images between two notes of how far it is
+EVERY = 5_000  # images between two records of progress
 
 
 class Part:
-    """A file that is being filled, and a note beside it: how many images are done, and which of them are bad.
+    """A file that is being filled, and a record of how many images are done, and which of them are bad.
 
     Args:
         path: The file that is being filled.

@@ -24,7 +24,7 @@ from secu.views.neighbors import Neighbors
 # with groups of equal size had (docs/lab/features.md).
 LIMIT = 1.15
 LIMIT_WITH_WITNESS = 0.955
-WITNESS_IMAGES = 10_000  # most images that k-means is fitted to
+WITNESS_IMAGES = 10_000  # maximum number of images that k-means is fitted to
 WITNESS_STARTS = 10
 FINEST = 3  # trees are grown on heads of up to this many times the requested clusters
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from secu.cluster.tree import Tree
 from secu.methods.answer import relabeled
 
-SAMPLE = 10_000  # most images that are scored
+SAMPLE = 10_000  # maximum number of images that are scored
 COMPONENTS = 64  # principal components that distances are measured in
 # Sizes are plausible if the head, or the cut of the tree, has at least this share of the best score of its kind
 # (docs/lab/how-many.md).
 PLAUSIBLE = 0.85
 PLAUSIBLE_CUT = 0.9
-EMPTY = -1.0  # score of a head with empty clusters, which has fewer than its size says
+EMPTY = -1.0  # score of a head with empty clusters, which has fewer clusters than its size
 WEAK = 0.05  # a best score below this means that groups overlap
 
 
@@ -71,20 +71,18 @@ class Choice(NamedTuple):
         best = max(self.scores)
         between = f"from {self.sizes[0]} to {self.sizes[-1]}"
         found = [
-            f"{low} to {high} clusters are plausible, {self.recommended} are recommended"
+            f"{low} to {high} clusters are plausible; {self.recommended} is recommended"
             if low < high
             else f"{self.recommended} clusters are recommended; no other number {between} comes close",
-            f"of {len(self.sizes)} numbers {between}, {self.recommended} separates the images best: they are close to "
-            f"their own cluster compared with the next one (silhouette {best:.3f}; 1: perfectly, 0: not at all)",
+            f"of {len(self.sizes)} numbers tried {between}, {self.recommended} separates the images best "
+            f"(silhouette {best:.3f}; 1: perfect separation, 0: none)",
         ]
         if low < high:
-            found.append(f"{low} to {high} are almost as good, as heads or as merged clusters: compare a few of them")
+            found.append(f"{low} to {high} are almost as good: compare a few of them")
         if best < WEAK:
-            found.append("the groups overlap, so no number stands out: choose by what you need")
+            found.append("the groups overlap, so no number stands out: choose the level of detail that you need")
         if self.recommended in (self.sizes[0], self.sizes[-1]):
-            found.append(
-                f"{self.recommended} is an end of the range that was searched: a wider one may have a better number"
-            )
+            found.append(f"{self.recommended} is an end of the range: a wider range may contain a better number")
         return tuple(found)
 
     def summary(self) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def compare_sizes(
     scores = []
     cuts = []
     for n in positions:
-        cut_N = labels[finest]  # if its clusters with images are no more than requested
+        cut_N = labels[finest]  # if it has no more non-empty clusters than requested
         if tree is not None and len(tree.leaves) > heads[n]:
             cut_N = relabeled(labels[finest], tree, heads[n])
         whole = len(labels[n].unique()) == heads[n]

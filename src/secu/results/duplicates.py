@@ -24,11 +24,11 @@ from secu.results.hashes import SIDE, Hashes, differing_bits, hash_pictures
 from secu.results.pictures import to_tile
 
 NEIGHBORS = 16  # similar images that each image is compared with
-LEAST_COSINE = 0.6  # of a pair that is compared
+LEAST_COSINE = 0.6  # minimum cosine of a pair that is compared
 MOST_BITS = 13  # of 143 that differ between two hashes of the same picture; see benchmarks/results/duplicates.txt
 LEAST_SIDE = 32  # pixels; smaller pictures of similar things look the same, so only exact copies count
 FLATTEST = 1.0  # standard deviation of gray values from 0 to 255; a blank picture has no hash
-MOST_IMAGES = 200_000  # of more, only exact copies are found
+MOST_IMAGES = 200_000  # in larger sets, only exact copies are found
 EXACT = 5_000  # images up to which all are compared with each other
 CELLS_EACH = 3  # cells that an image is in, if there are more
 BLOCK = 512  # images that are processed at a time
@@ -38,7 +38,7 @@ Ints = NDArray[np.int64]
 
 
 def is_searched(images: Images) -> bool:
-    """Return whether near-duplicates are looked for: not in named data sets, nor in images decoded on demand."""
+    """Return whether near-duplicates are searched for: not in named data sets or in images decoded on demand."""
     is_named = images.source is not None and images.source.name.startswith("dataset:")
     return not is_named and not (images.tensor is None and images.rows is None)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from secu.cluster.clustering import Clustering
 from secu.cluster.tree import Tree
 
-LEAST_LEAVES = 3  # of a tree that is worth showing
+LEAST_LEAVES = 3  # smaller trees are not worth showing
 MOST_LEAVES = 5_000  # of a tree that a page can show
 AT_ONCE = 2**24  # cosines that are computed at a time
 

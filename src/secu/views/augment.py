@@ -31,7 +31,7 @@ class Augmentation(nn.Module):
     Args:
         config: The settings.
         mean: Mean of the data for pixels from 0 to 1: one number, or one per channel.
-        std: Standard deviation, likewise.
+        std: Standard deviation, in the same form.
         channels: Number of channels of the images, 1 or 3.
         image_size: Height and width of the images. Views are squares of ``config.size``, or as large as the image.
         cropped: Whether the inputs of ``render`` are pairs of random crops and flips already (see originals.py).

@@ -18,19 +18,19 @@ from secu.results.tables import LABEL, writable
 VALUES = {str: "string", int: "int64", float: "float64", bool: "bool"}
 EXPLAINED = {
     "image": "the picture as it was stored",
-    "id": "its path, or its number",
+    "id": "path of the image, or its number",
     "cluster": "number of its cluster",
     "cluster_name": "name of its cluster",
     "confidence": "probability of its cluster",
     "second": "number of the second most probable cluster",
-    "second_name": "its name",
-    "second_confidence": "its probability",
-    "cosine": "cosine to the center of its cluster",
+    "second_name": "name of the second most probable cluster",
+    "second_confidence": "probability of the second most probable cluster",
+    "cosine": "cosine similarity to the center of its cluster",
     "outlier": "whether it is far from that center",
     LABEL: "true label, which was not used for the clusters",
     "marked_wrong": "whether a person marked the cluster as wrong",
-    "x": "place on a map of all images, from 0 to 1",
-    "y": "likewise",
+    "x": "horizontal position on a map of all images, from 0 to 1",
+    "y": "vertical position on the map, from 0 to 1",
     "embedding": "unit embedding",
 }
 

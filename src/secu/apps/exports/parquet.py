@@ -11,9 +11,9 @@ from secu.apps.exports.content import COLUMNS, Content, Row
 
 TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-GROUP_ROWS = 1_000  # most rows of a row group
-GROUP_BYTES = 64 << 20  # size of the pictures from which on a row group ends
-FILE_BYTES = 500 << 20  # likewise for a file
+GROUP_ROWS = 1_000  # maximum number of rows in a row group
+GROUP_BYTES = 64 << 20  # size of the pictures at which a row group ends
+FILE_BYTES = 500 << 20  # size of the pictures at which a file ends
 
 
 def schema_of(content: Content, more: Mapping[str, pa.DataType], metadata: Mapping[str, str]) -> pa.Schema:

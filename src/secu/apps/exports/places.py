@@ -10,9 +10,9 @@ from torch import Tensor
 from secu.results.report.layout import lay_out, sample
 from secu.results.report.values import Floats, floats
 
-LANDMARKS = 3  # images of the sample that determine the place of another image
+LANDMARKS = 3  # images of the sample that determine the position of another image
 BLOCK = 4096  # images placed at a time
-CLOSEST = 1e-6  # distance below which an image has the place of its landmark
+CLOSEST = 1e-6  # distance below which an image has the position of its landmark
 
 
 def place_all(embeddings_ND: Tensor) -> Floats:

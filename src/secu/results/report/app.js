@@ -20,7 +20,7 @@ function toggleTheme() {
 function describeEdits() {
   const changes = [
     [shapeNow().active.filter(unit => edits.names[unit]).length, "cluster named", "clusters named"],
-    [shapeNow().active.length - rootsLeft().length, "merged", "merged"],
+    [shapeNow().active.length - rootsLeft().length, "cluster merged", "clusters merged"],
     [level() === null ? shapeNow().active.length - OWN : 0, "split", "splits"],
     [Object.keys(edits.wrong).length, "image marked as wrong", "images marked as wrong"],
   ].filter(([many]) => many).map(([many, one, more]) => plural(many, one, more));

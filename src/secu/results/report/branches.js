@@ -12,7 +12,7 @@ function splitButtons(unit) {
   const { children, parent } = clusters[unit];
   const isAlone = parts(unit).length === 1;
   const isPart = parent !== null && !isGroup(unit);
-  const rest = isPart ? `the other parts of cluster ${numberOf(parent)}` : "what it is most like";
+  const rest = isPart ? `the other parts of cluster ${numberOf(parent)}` : "the most similar clusters";
   const split = () => { splitUnit(unit); goToCard(children[0]); };
   const joinBack = () => { joinUnit(parent); goToCard(parent); };
   return [

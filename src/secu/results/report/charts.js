@@ -51,7 +51,7 @@ const CHARTS = [
     lines: { largest: "Largest", smallest: "Smallest" }, format: whole,
   },
   {
-    title: "Images that changed cluster", help: "Share of images since the previous epoch. Low at the end: settled.",
+    title: "Images that changed cluster", help: "Share of images since the previous epoch. If it ends low, the clusters have settled.",
     lines: { changed: "Changed" }, format: value => percent(value),
   },
   {
@@ -72,7 +72,7 @@ function drawCurves() {
     const series = known.map(([key, name], place) => ({ name, values: curves[key], line: `line-${place % 3}` }));
     if (series.length) $("charts").append(curveChart(chart, series, curves.epoch, width));
   }
-  if (!curves.epoch.length) $("charts").append(h("p", { class: "muted" }, "No epoch was recorded."));
+  if (!curves.epoch.length) $("charts").append(h("p", { class: "muted" }, "No epochs were recorded."));
 }
 
 function curveChart({ title, help, format }, series, epochs, width) {

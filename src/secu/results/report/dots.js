@@ -81,7 +81,7 @@ function openPoint(point) {
 function describeMap() {
   const all = imagePoints.length === content.images ? "All" : `A sample of ${count(imagePoints.length)} of`;
   const images = `${all} ${imageCount(content.images)}, laid out with ${content.map.method}.`;
-  const dots = `${plural(points.length, "cluster", "clusters")} by their centers; the larger a dot, the more images.`;
+  const dots = `${plural(points.length, "cluster", "clusters")} by their centers. Larger dots contain more images.`;
   const what = chosen.kind === "clusters" ? "clusters" : "images";
   $("map-count").textContent = chosen.kind === "clusters" ? dots : images;
   canvas.setAttribute("aria-label", `Map of the ${what}. Arrow keys move from one to the next, Enter opens one, `

@@ -110,7 +110,7 @@ function merge(from, into) {
 }
 
 function separate(cluster) {
-  change([["merged", cluster, null]], `Cluster ${cluster} is separate again.`);
+  change([["merged", cluster, null]], `Cluster ${numberOf(cluster)} is separate again.`);
 }
 
 function toggleWrong(index) {

@@ -18,7 +18,7 @@ from secu.results.report.truth import class_names
 from secu.results.report.values import Bools, Floats, Ints, floats, ints, mean_of
 from secu.results.words import suggest_names
 
-MOST_STRAYS = 50_000  # pairs of a cluster and a leaf of another one; if there are more, clusters cannot be split
+MOST_STRAYS = 50_000  # maximum number of pairs of a cluster and a leaf of another one for which clusters can be split
 FEW_LEAVES = 120  # up to this many show their most typical images, more of them those that are shown anyway
 EXEMPLARS = 4  # images of each leaf
 OTHERS = 3  # likewise, of those that are shown anyway
