@@ -98,6 +98,26 @@ def second_config(
     smaller learning rate, and more conservative settings, unless it is ``as_published``. ``path`` is the first run's
     folder.
     """
+    settings = _continued(first, path, images)
+    if overrides.get("selflabel", {}) is None:
+        raise UserError("selflabel: null would turn off self-labeling; leave it out")
+    if as_published:
+        overrides = merge(PUBLISHED, overrides)
+    asked = resolve(merge(settings, overrides))
+    assert asked.selflabel is not None
+    _check_given(path, resolve(settings), asked)
+    settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
+    warmup = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
+    settings["optim"]["warmup_epochs"] = warmup
+    if asked.optim.epochs != settings["optim"]["epochs"]:  # otherwise a short run would train on fixed labels only
+        settings["selflabel"]["warmup_epochs"] = warmup
+    if as_published:  # the whole model has one learning rate
+        settings["centers"]["lr"] = resolve(merge(settings, overrides)).optim.lr
+    return resolve(merge(settings, overrides))
+
+
+def _continued(first: Config, path: Path, images: int) -> dict[str, Any]:
+    """Return the settings of a second stage, except those that depend on what the user asks for."""
     if first.encoder.trainable == "nothing" or first.data.features:
         raise UserError(f"selflabel: {path} clusters fixed features; self-labeling needs a run that trains its encoder")
     if first.answer == "tree":  # its labels are not those of the head that the second run would start from
@@ -128,21 +148,7 @@ def second_config(
         "warmup_epochs": 0,
         "mixed_precision": first.optim.mixed_precision,
     }
-    if overrides.get("selflabel", {}) is None:
-        raise UserError("selflabel: null would turn off self-labeling; leave it out")
-    if as_published:
-        overrides = merge(PUBLISHED, overrides)
-    asked = resolve(merge(settings, overrides))
-    assert asked.selflabel is not None
-    _check_given(path, resolve(settings), asked)
-    settings["optim"]["lr"] = LEARNING_RATE * asked.optim.batch_size / LARGEST_BATCH
-    warmup = min(asked.selflabel.warmup_epochs, asked.optim.epochs // 5)
-    settings["optim"]["warmup_epochs"] = warmup
-    if asked.optim.epochs != settings["optim"]["epochs"]:  # otherwise a short run would train on fixed labels only
-        settings["selflabel"]["warmup_epochs"] = warmup
-    if as_published:  # the whole model has one learning rate
-        settings["centers"]["lr"] = resolve(merge(settings, overrides)).optim.lr
-    return resolve(merge(settings, overrides))
+    return settings
 
 
 def _check_given(path: Path, given: Config, asked: Config) -> None:
