@@ -169,7 +169,7 @@ def embed(
     allow_bad: AllowBad = False,
     debug: Debug = False,
 ) -> None:
-    """Write the features that a pretrained network computes from your images."""
+    """Write the features of your images from a pretrained network."""
     from secu.apps.console import ConsoleListener
     from secu.apps.embed import embed_source
     from secu.data import open_source
