@@ -236,7 +236,7 @@ def sort(
     data: DataRoot = None,
     debug: Debug = False,
 ) -> None:
-    """Sort the pictures into one folder per cluster, most typical first."""
+    """Sort the pictures into one folder per cluster."""
     from secu.apps.console import ConsoleListener
     from secu.apps.sort import sort_run
     from secu.train.run import Run
