@@ -133,7 +133,7 @@ def selflabel(
     tensorboard: TensorBoard = False,
     debug: Debug = False,
 ) -> None:
-    """Improve the clusters of a finished run by self-labeling, in a second run."""
+    """Improve a finished run by self-labeling, in a second run."""
     from secu.apps.console import ConsoleListener
     from secu.apps.selflabel import self_label
     from secu.apps.tensorboard import with_tensorboard

@@ -169,7 +169,7 @@ def embed(
     allow_bad: AllowBad = False,
     debug: Debug = False,
 ) -> None:
-    """Write the features that a pretrained network computes from your images."""
+    """Write the features of your images from a pretrained network."""
     from secu.apps.console import ConsoleListener
     from secu.apps.embed import embed_source
     from secu.data import open_source
@@ -236,7 +236,7 @@ def sort(
     data: DataRoot = None,
     debug: Debug = False,
 ) -> None:
-    """Sort the pictures into one folder per cluster, most typical first."""
+    """Sort the pictures into one folder per cluster."""
     from secu.apps.console import ConsoleListener
     from secu.apps.sort import sort_run
     from secu.train.run import Run
