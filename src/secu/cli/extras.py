@@ -56,7 +56,7 @@ def demo(
     device: Device = "cpu",
     debug: Debug = False,
 ) -> None:
-    """Cluster 1,797 handwritten digits (two minutes on two CPU cores)."""
+    """Cluster 1,797 handwritten digits: two minutes on two CPU cores."""
     from secu.apps.console import ConsoleListener
     from secu.apps.demo import free_folder, run_demo
 
