@@ -152,7 +152,7 @@ def as_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for recipe, records in runs.items():
         paper = records[0]["config"]["paper"]
-        printed = f"{paper['acc']} / {paper['nmi']} / {paper['ari']}" if paper else "not in it"
+        printed = f"{paper['acc']} / {paper['nmi']} / {paper['ari']}" if paper else "–"
         measured = " | ".join(spread([record[name] for record in records]) for name in METRICS)
         alone = [record for record in records if not record["shared"]]
         took = minutes([record["seconds"] / (1 + record.get("beside", 0)) for record in alone or records])

@@ -130,7 +130,7 @@ class HintsConfig(Model):
     """The user's hints about some images, which secu fit reads with --hints: see cluster/guide.py."""
 
     checksum: str | None = None  # identifies the hints that a run was started with; None: there are none
-    weight: float = Field(50, ge=0)  # the images of a name have together the weight of this many images
+    weight: float = Field(50, ge=0)  # total weight of the images of one name, in images
 
 
 class LossConfig(Model):
