@@ -3,6 +3,7 @@
 Shapes: N images, B images of a batch, K clusters, D dimensions.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secu.base import collectives, processes
+from secu.cluster.losses import PADDING
 from secu.data import Images, Shape
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
@@ -117,7 +119,7 @@ class Predictor(nn.Module):
         """One unit vector per cluster (K, D): its center, or the mean direction of its centers."""
         if self.members is None:
             return self.all_centers
-        sums_KD = torch.stack([self.all_centers[row.unique()].sum(0) for row in self.members])
+        sums_KD = torch.stack([self.all_centers[row[row < len(self.all_centers)]].sum(0) for row in self.members])
         return F.normalize(sums_KD, dim=-1)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -131,11 +133,18 @@ class Predictor(nn.Module):
         return self.encoder.embed(self.views.plain(inputs))
 
     def compare(self, embeddings_ND: Tensor) -> Tensor:
-        """Return the cosine of embeddings to each cluster (N, K): to its nearest center, if it has several."""
+        """Return the cosine of embeddings to each cluster (N, K).
+
+        If clusters are groups of centers, the probability of a cluster is the sum of those of its centers. The value
+        that has this probability is T·log Σ exp(x·w / T) over its centers. It is lowered by T·log of the size of the
+        largest group, the same for all clusters, so that it does not exceed the cosine to the nearest center.
+        """
         cosines_NM = embeddings_ND @ self.all_centers.to(embeddings_ND.device).T
         if self.members is None:
             return cosines_NM
-        return cosines_NM[:, self.members.to(cosines_NM.device)].amax(-1)
+        logits_NM1 = F.pad(cosines_NM / self.temperature, (0, 1), value=-PADDING)
+        logits_NKm = logits_NM1[:, self.members.to(cosines_NM.device)]
+        return self.temperature * (logits_NKm.logsumexp(-1) - math.log(logits_NKm.shape[-1]))
 
     def embed(self, images: Images, index_N: Tensor | None = None) -> Tensor:
         """Return the unit embeddings of all images, or of some (N, D), without augmentation and in evaluation mode."""
@@ -178,10 +187,9 @@ class Predictor(nn.Module):
 
 
 def members_of(groups_M: Tensor) -> Tensor:
-    """Return the centers of each group (K, most), with short rows filled up by repeating a center of the group."""
+    """Return the centers of each group (K, most), with short rows filled up with M, which is no center."""
     rows = [torch.nonzero(groups_M == group)[:, 0] for group in range(int(groups_M.max()) + 1)]
-    most = max(map(len, rows))
-    return torch.stack([torch.cat([row, row[:1].expand(most - len(row))]) for row in rows])
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=len(groups_M))
 
 
 def batch_size(shape: Shape, device: torch.device) -> int:
