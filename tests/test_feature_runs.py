@@ -351,10 +351,16 @@ def test_the_model_file_has_the_tree(merged, plain):
 def test_a_loaded_model_gives_the_labels_of_the_tree(merged, matrix, tmp_path):
     vectors = torch.from_numpy(blobs()[0])
     method = load_method(merged, CPU)
-    nearest = (method.predictor().embed(Images(vectors)) @ method.clustering.head(5).T).argmax(-1)
+    cosines = method.predictor().embed(Images(vectors)) @ method.clustering.head(5).T
     leaves = method.clustering.tree.leaves.tolist()
     groups = method.clustering.tree.cut(3).tolist()
-    assert assigned(merged) == [groups[leaves.index(leaf)] for leaf in nearest.tolist()]
+    for row, cluster in zip(
+        torch.exp(cosines.double() / method.config.loss.prediction_temperature), assigned(merged), strict=True
+    ):
+        weights = [0.0] * 3
+        for leaf, group in zip(leaves, groups, strict=True):
+            weights[group] += float(row[leaf])
+        assert weights[cluster] >= max(weights) * (1 - 1e-5)
     assert predicted(merged, matrix, tmp_path) == assigned(merged)
     assert len(set(assigned(merged))) == 3
 

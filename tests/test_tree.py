@@ -203,6 +203,17 @@ def test_the_probability_of_a_group_is_the_sum_of_those_of_its_centers(temperatu
             assert nearest - temperature * math.log(3) - 1e-6 <= row[group] <= nearest + 1e-6
 
 
+def test_nested_groups_take_the_nearest_center():
+    predictor = make_predictor(GROUPS)
+    predictor.nested = True
+    embeddings, _ = points(20, 3)
+    for x, row in zip(embeddings.tolist(), predictor.compare(embeddings).tolist(), strict=True):
+        all_cosines = [cosine(x, center) for center in predictor.all_centers.tolist()]
+        for group in range(3):
+            nearest = max(c for c, own in zip(all_cosines, GROUPS, strict=True) if own == group)
+            assert row[group] == pytest.approx(nearest, abs=1e-5)
+
+
 def test_the_center_of_a_group_is_the_mean_direction_of_its_centers():
     predictor = make_predictor(GROUPS)
     for group, center in enumerate(predictor.centers.tolist()):

@@ -131,6 +131,7 @@ class Method(nn.Module):
             centers_MD,
             config.loss.prediction_temperature,
             groups=groups,
+            nested=level is not None,
             front=self.front(),
         )
 

@@ -90,6 +90,7 @@ class Predictor(nn.Module):
         temperature: Temperature of the softmax over cosines.
         groups: The cluster of each center (M,), if clusters are groups of centers (cluster/tree.py); None if every
             center is a cluster.
+        nested: Whether the groups are one of several cuts of a tree, which must be unions of each other.
         front: The frozen part of the model; None if there is none.
     """
 
@@ -104,12 +105,14 @@ class Predictor(nn.Module):
         temperature: float,
         *,
         groups: Tensor | None = None,
+        nested: bool = False,
         front: Front | None = None,
     ) -> None:
         super().__init__()
         self.views = views
         self.encoder = encoder
         self.temperature = temperature
+        self.nested = nested
         self.front = front.to(centers_MD.device) if front is not None else None
         self.register_buffer("all_centers", centers_MD.clone())  # a part of all heads' would be pickled with the rest
         self.register_buffer("members", None if groups is None else members_of(groups).to(centers_MD.device))
@@ -138,13 +141,17 @@ class Predictor(nn.Module):
         If clusters are groups of centers, the probability of a cluster is the sum of those of its centers. The value
         that has this probability is T·log Σ exp(x·w / T) over its centers. It is lowered by T·log of the size of the
         largest group, the same for all clusters, so that it does not exceed the cosine to the nearest center.
+        If they are nested, it is the cosine to the nearest center, so that every cut assigns an image to the group
+        of the same center.
         """
         cosines_NM = embeddings_ND @ self.all_centers.to(embeddings_ND.device).T
         if self.members is None:
             return cosines_NM
-        logits_NM1 = F.pad(cosines_NM / self.temperature, (0, 1), value=-PADDING)
-        logits_NKm = logits_NM1[:, self.members.to(cosines_NM.device)]
-        return self.temperature * (logits_NKm.logsumexp(-1) - math.log(logits_NKm.shape[-1]))
+        cosines_NKm = F.pad(cosines_NM, (0, 1), value=-PADDING)[:, self.members.to(cosines_NM.device)]
+        if self.nested:
+            return cosines_NKm.amax(-1)
+        most = cosines_NKm.shape[-1]
+        return self.temperature * ((cosines_NKm / self.temperature).logsumexp(-1) - math.log(most))
 
     def embed(self, images: Images, index_N: Tensor | None = None) -> Tensor:
         """Return the unit embeddings of all images, or of some (N, D), without augmentation and in evaluation mode."""
