@@ -354,9 +354,8 @@ def test_a_loaded_model_gives_the_labels_of_the_tree(merged, matrix, tmp_path):
     cosines = method.predictor().embed(Images(vectors)) @ method.clustering.head(5).T
     leaves = method.clustering.tree.leaves.tolist()
     groups = method.clustering.tree.cut(3).tolist()
-    for row, cluster in zip(
-        torch.exp(cosines.double() / method.config.loss.prediction_temperature), assigned(merged), strict=True
-    ):
+    odds = torch.exp(cosines.double() / method.config.loss.prediction_temperature)
+    for row, cluster in zip(odds, assigned(merged), strict=True):
         weights = [0.0] * 3
         for leaf, group in zip(leaves, groups, strict=True):
             weights[group] += float(row[leaf])
