@@ -131,7 +131,6 @@ class Method(nn.Module):
             centers_MD,
             config.loss.prediction_temperature,
             groups=groups,
-            nested=level is not None,
             front=self.front(),
         )
 

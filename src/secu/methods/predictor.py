@@ -3,7 +3,6 @@
 Shapes: N images, B images of a batch, K clusters, D dimensions.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secu.base import collectives, processes
-from secu.cluster.losses import PADDING
 from secu.data import Images, Shape
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front
@@ -90,7 +88,6 @@ class Predictor(nn.Module):
         temperature: Temperature of the softmax over cosines.
         groups: The cluster of each center (M,), if clusters are groups of centers (cluster/tree.py); None if every
             center is a cluster.
-        nested: Whether the groups are one of several cuts of a tree, which must be unions of each other.
         front: The frozen part of the model; None if there is none.
     """
 
@@ -105,14 +102,12 @@ class Predictor(nn.Module):
         temperature: float,
         *,
         groups: Tensor | None = None,
-        nested: bool = False,
         front: Front | None = None,
     ) -> None:
         super().__init__()
         self.views = views
         self.encoder = encoder
         self.temperature = temperature
-        self.nested = nested
         self.front = front.to(centers_MD.device) if front is not None else None
         self.register_buffer("all_centers", centers_MD.clone())  # a part of all heads' would be pickled with the rest
         self.register_buffer("members", None if groups is None else members_of(groups).to(centers_MD.device))
@@ -122,7 +117,7 @@ class Predictor(nn.Module):
         """One unit vector per cluster (K, D): its center, or the mean direction of its centers."""
         if self.members is None:
             return self.all_centers
-        sums_KD = torch.stack([self.all_centers[row[row < len(self.all_centers)]].sum(0) for row in self.members])
+        sums_KD = torch.stack([self.all_centers[row.unique()].sum(0) for row in self.members])
         return F.normalize(sums_KD, dim=-1)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -136,22 +131,11 @@ class Predictor(nn.Module):
         return self.encoder.embed(self.views.plain(inputs))
 
     def compare(self, embeddings_ND: Tensor) -> Tensor:
-        """Return the cosine of embeddings to each cluster (N, K).
-
-        If clusters are groups of centers, the probability of a cluster is the sum of those of its centers. The value
-        that has this probability is T·log Σ exp(x·w / T) over its centers. It is lowered by T·log of the size of the
-        largest group, the same for all clusters, so that it does not exceed the cosine to the nearest center.
-        If they are nested, it is the cosine to the nearest center, so that every cut assigns an image to the group
-        of the same center.
-        """
+        """Return the cosine of embeddings to each cluster (N, K): to its nearest center, if it has several."""
         cosines_NM = embeddings_ND @ self.all_centers.to(embeddings_ND.device).T
         if self.members is None:
             return cosines_NM
-        cosines_NKm = F.pad(cosines_NM, (0, 1), value=-PADDING)[:, self.members.to(cosines_NM.device)]
-        if self.nested:
-            return cosines_NKm.amax(-1)
-        most = cosines_NKm.shape[-1]
-        return self.temperature * ((cosines_NKm / self.temperature).logsumexp(-1) - math.log(most))
+        return cosines_NM[:, self.members.to(cosines_NM.device)].amax(-1)
 
     def embed(self, images: Images, index_N: Tensor | None = None) -> Tensor:
         """Return the unit embeddings of all images, or of some (N, D), without augmentation and in evaluation mode."""
@@ -194,9 +178,10 @@ class Predictor(nn.Module):
 
 
 def members_of(groups_M: Tensor) -> Tensor:
-    """Return the centers of each group (K, most), with short rows filled up with M, which is no center."""
+    """Return the centers of each group (K, most), with short rows filled up by repeating a center of the group."""
     rows = [torch.nonzero(groups_M == group)[:, 0] for group in range(int(groups_M.max()) + 1)]
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=len(groups_M))
+    most = max(map(len, rows))
+    return torch.stack([torch.cat([row, row[:1].expand(most - len(row))]) for row in rows])
 
 
 def batch_size(shape: Shape, device: torch.device) -> int:
