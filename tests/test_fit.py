@@ -113,7 +113,7 @@ def test_a_fit_leaves_a_complete_run_folder(finished, pictures):
 
 def test_assignments_hold_one_row_per_image(finished, pictures):
     rows = rows_of(finished.path / "assignments.csv")
-    assert list(rows[0]) == [*COLUMNS, "label"]
+    assert list(rows[0]) == [*COLUMNS, "label", "leaf"]
     names = [row["id"] for row in rows]
     assert sorted(names) == sorted(path.relative_to(pictures).as_posix() for path in pictures.rglob("*.png"))
     for row in rows:
@@ -218,7 +218,7 @@ def test_a_manifest_carries_its_columns_even_those_of_another_alphabet(pictures,
     extra = {"cluster": ["mine"], "St\udce4dte": ["K\udcf6ln", "Bonn, am\nRhein"], "note": ["<b>&", ""]}
     run = fitted(tmp_path, write_manifest(tmp_path / "table.csv", tmp_path / "p", **extra))
     rows = rows_of(run.path / "assignments.csv")
-    assert list(rows[0]) == [*COLUMNS, "digit", "source_cluster", "St\\xe4dte", "note"]
+    assert list(rows[0]) == [*COLUMNS, "leaf", "digit", "source_cluster", "St\\xe4dte", "note"]
     assert {row["source_cluster"] for row in rows} == {"mine"}
     assert {row["St\\xe4dte"] for row in rows} == {"K\\xf6ln", "Bonn, am\nRhein"}
     assert all(row["digit"] == row["id"].split("/")[1] for row in rows)

@@ -41,9 +41,9 @@ def predicted(run, source, path, **more):
     return rows_of(path), len(skipped)
 
 
-def without_duplicates(rows):
-    """Return the rows without the column that predict does not write."""
-    return [{name: value for name, value in row.items() if name != "duplicate_of"} for row in rows]
+def as_predicted(rows):
+    """Return the rows without the columns that predict does not write."""
+    return [{name: value for name, value in row.items() if name not in ("duplicate_of", "leaf")} for row in rows]
 
 
 # The same answers
@@ -52,7 +52,7 @@ def without_duplicates(rows):
 def test_the_images_of_training_get_the_rows_of_training(run, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "AT_ONCE", 120)  # as many as training looks at together: digit for digit
     assert predict_source(run, open_source(pictures), str(tmp_path / "p.csv"), "cpu") == []
-    assert rows_of(tmp_path / "p.csv") == without_duplicates(rows_of(run.path / "assignments.csv"))
+    assert rows_of(tmp_path / "p.csv") == as_predicted(rows_of(run.path / "assignments.csv"))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 119, 120, 1000])

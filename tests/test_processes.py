@@ -220,7 +220,7 @@ def test_a_signal_saves_and_ends_all_processes(base, tmp_path):
     assert len(errors[0]) == 1
     assert errors[0][0].startswith("secu: terminated; the same command with --resume continues")
     assert errors[1] == []
-    assert Run.open(run).load_state()["epochs_done"] >= 2
+    assert Run.open(run).load_state()["epochs_done"] >= 1  # the record of an epoch is written before its state
 
 
 def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(base, two, tmp_path):
