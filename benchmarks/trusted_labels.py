@@ -5,7 +5,9 @@ The labels of a few images, the trusted ones, are taken as given, and all images
 cluster of the previous run, those images are trusted whose label agrees most with the probabilities of their nearest
 neighbors in that run's embeddings. The final model is a moving average of the trained encoder.
 
-It is registered as the methods ``semi`` and ``semi-aligned`` and uses the settings of self-labeling:
+It is registered as the methods ``semi``, ``semi-aligned`` (with distribution alignment), ``semi-soft`` (alignment, and
+weights that grow with the confidence instead of a threshold, as in SoftMatch; Chen et al., 2023) and ``semi-renewed``
+(the same, but whom to trust is chosen again twice, by the model so far). They use the settings of self-labeling:
 
 - ``selflabel.kept`` is the share of each cluster that is trusted, and ``neighbors.count`` the number of neighbors; if
   that is 0, the most confident images are trusted.
@@ -29,6 +31,7 @@ from secu.config import Config, SelfLabelConfig
 from secu.data import Images, Shape
 from secu.methods import Method
 from secu.methods.confident import ConfidentLabels
+from secu.methods.predictor import Predictor
 from secu.methods.selflabel import SelfLabeling
 from secu.nets.encoder import Encoder
 from secu.registry import METHODS
@@ -38,7 +41,8 @@ from secu.views.strong import StrongAugmentation
 UNLABELED = 7  # unlabeled images per trusted one
 LARGEST_BATCH = 448  # 7 * 64
 LEARNING_RATE = 0.03  # at the largest batch size; scaled in proportion to the batch size
-USUAL_SHARES_RATE = 0.01  # of the moving average of predicted shares
+USUAL_SHARES_RATE = 0.01  # of the moving averages of predicted shares and of confidence
+DEVIATIONS = 2  # below the mean confidence, a weight falls as a normal density this many times narrower
 SETTINGS: dict[str, Any] = {
     "optim": {"weight_decay": 5e-4, "warmup_epochs": 0},
     "neighbors": {"count": 100},
@@ -58,15 +62,22 @@ class TrustedLabels(ConfidentLabels):
     """The main head as a classifier that is trained on trusted labels and on its own confident ones.
 
     With ``aligned``, probabilities are scaled so that the mean prediction approaches the first shares of the clusters
-    (distribution alignment; Berthelot et al., 2020).
+    (distribution alignment; Berthelot et al., 2020). With ``soft``, images below the mean confidence have a small
+    weight instead of none.
     """
 
     usual_share: Tensor
+    usual_confidence: Tensor
 
-    def __init__(self, config: Config, settings: SelfLabelConfig, images: int, dim: int, *, aligned: bool) -> None:
+    def __init__(
+        self, config: Config, settings: SelfLabelConfig, images: int, dim: int, *, aligned: bool, soft: bool = False
+    ) -> None:
         super().__init__(config, settings, images, dim)
         self.aligned = aligned
+        self.soft = soft
         self.register_buffer("usual_share", torch.full((config.clusters,), 1 / config.clusters))
+        # Mean and variance; as wide as for random predictions at first, so that nearly all images count.
+        self.register_buffer("usual_confidence", torch.tensor([1 / config.clusters, 1.0]))
 
     def learn(
         self, trusted_LD: Tensor, weak_BD: Tensor, strong_BD: Tensor, label_L: Tensor, index_B: Tensor
@@ -79,14 +90,26 @@ class TrustedLabels(ConfidentLabels):
             confidence_B, weak_B = p_BK.max(-1)
             confident_B = confidence_B > self.settings.confidence
             others_BK = p_BK if self.settings.uncertain == "probabilities" else torch.zeros_like(p_BK)
-            targets_BK = torch.where(confident_B[:, None], F.one_hot(weak_B, p_BK.shape[1]), others_BK)
-            self.taught.add_(confident_B.sum())
+            label_BK = F.one_hot(weak_B, p_BK.shape[1])
+            targets_BK = torch.where(confident_B[:, None], label_BK, others_BK)
+            if self.soft:
+                weight_B = self._weigh(confidence_B)
+                targets_BK = label_BK * weight_B[:, None]
+            self.taught.add_((weight_B if self.soft else confident_B).sum())
         strong_BK = strong_BD @ centers_KD.T / temperature
         self._learn_labels(index_B, weak_B, confident_B, agree_B=strong_BK.detach().argmax(-1) == weak_B)
         return {
             "trusted_loss": F.cross_entropy(trusted_LD @ centers_KD.T / temperature, label_L),
             "loss": -(targets_BK * torch.log_softmax(strong_BK, -1)).sum(-1).mean(),
         }
+
+    def _weigh(self, confidence_B: Tensor) -> Tensor:
+        """Return the weight of each image: 1 from the mean confidence on, and less below it."""
+        now = torch.stack([confidence_B.mean(), confidence_B.var()])
+        self.usual_confidence.lerp_(now, USUAL_SHARES_RATE)
+        mean, variance = self.usual_confidence.unbind()
+        below_B = (confidence_B - mean).clamp(max=0)
+        return torch.exp(-(below_B**2) * DEVIATIONS**2 / (2 * variance))
 
     def _align(self, p_BK: Tensor) -> Tensor:
         if not self.aligned:
@@ -101,6 +124,8 @@ class SemiSupervised(SelfLabeling):
     """Trains on trusted labels and, for all images, on the confident labels of weak views."""
 
     aligned = False
+    soft = False
+    renewals = 0  # how many times the trusted images are chosen again
     partner_of: Tensor
 
     def __init__(self, config: Config, images: int, shape: Shape) -> None:
@@ -112,7 +137,7 @@ class SemiSupervised(SelfLabeling):
         gentle = self.settings.model_copy(update={"operations": 0, "cutout": 0.0})
         self.gentle_views = StrongAugmentation(config.augment, gentle, data.mean, data.std, channels, (height, width))
         self.clustering: TrustedLabels = TrustedLabels(
-            config, self.settings, images, self.encoder.dim, aligned=self.aligned
+            config, self.settings, images, self.encoder.dim, aligned=self.aligned, soft=self.soft
         )
         self.encoder.expect_views(1)
         # The trusted image next to each image in this epoch.
@@ -126,13 +151,25 @@ class SemiSupervised(SelfLabeling):
     def prepare(self, images: Images, first: Method | None, *, resumed: bool) -> None:
         """Label the images with the previous run's model, and choose whom to trust."""
         super().prepare(images, first, resumed=resumed)
-        count = self.config.neighbors.count
-        if resumed or not count:
-            return
-        embeddings_ND = self.lesson.first.embed_together(images)
-        neighbors_Nk = find_neighbors(embeddings_ND, count).of(torch.arange(len(images)))
-        p_NK = torch.softmax(self.lesson.cosines_NK / self.config.loss.temperature, -1)
-        labels_N = self.clustering.first_labels
+        if not resumed and self.config.neighbors.count:
+            self._choose_trusted(self.lesson.first)
+
+    def start_epoch(self, epoch: int, done: float) -> None:
+        """Prepare for an epoch; in some, choose the trusted images again."""
+        total = self.config.optim.total_epochs
+        if epoch in [total * number // (self.renewals + 1) for number in range(1, self.renewals + 1)]:
+            share_K = self.clustering.first_share.clone()
+            self._choose_trusted(self.predictor())
+            self.clustering.first_share.copy_(share_K)
+        super().start_epoch(epoch, done)
+
+    def _choose_trusted(self, model: Predictor) -> None:
+        """Take the labels of a model, and trust those that agree most with the neighbors in its embeddings."""
+        images = self.lesson.images
+        embeddings_ND = model.embed_together(images)
+        neighbors_Nk = find_neighbors(embeddings_ND, self.config.neighbors.count).of(torch.arange(len(images)))
+        p_NK = torch.softmax(model.compare(embeddings_ND) / self.config.loss.temperature, -1)
+        labels_N = p_NK.argmax(-1)
         self.clustering.begin(labels_N, support(p_NK, neighbors_Nk.to(self.device), labels_N))
 
     def partners(self, order_N: Tensor, generator: Generator) -> Tensor:
@@ -166,6 +203,20 @@ class AlignedSemiSupervised(SemiSupervised):
     """The same with distribution alignment."""
 
     aligned = True
+
+
+@METHODS.register("semi-soft")
+class SoftSemiSupervised(AlignedSemiSupervised):
+    """The same with weights by confidence instead of a threshold."""
+
+    soft = True
+
+
+@METHODS.register("semi-renewed")
+class RenewedSemiSupervised(SoftSemiSupervised):
+    """The same with trusted images that are chosen again."""
+
+    renewals = 2
 
 
 def support(p_NK: Tensor, neighbors_Nk: Tensor, labels_N: Tensor) -> Tensor:

@@ -175,6 +175,42 @@ def test_losses_follow_the_docstrings(trusted, uncertain, aligned):
     assert not labels.bonus.any()
 
 
+def test_soft_weights_grow_with_the_confidence(trusted):
+    """A normal density below the moving mean, with half of the moving standard deviation, and 1 above it."""
+    config = Config.model_validate({"method": "selflabel", "heads": [CLUSTERS], "selflabel": {}})
+    labels = trusted.TrustedLabels(config, config.selflabel, 16, DIM, aligned=True, soft=True)
+    mean, variance = 1 / CLUSTERS, 1.0
+    numbers = torch.Generator().manual_seed(5)
+    below = 0
+    for _ in range(3):
+        confidence = torch.rand(6, generator=numbers)
+        values = confidence.tolist()
+        middle = sum(values) / 6
+        mean = 0.99 * mean + 0.01 * middle
+        variance = 0.99 * variance + 0.01 * sum((c - middle) ** 2 for c in values) / 5
+        expected = [1.0 if c >= mean else math.exp(-2 * (c - mean) ** 2 / variance) for c in values]
+        below += sum(c < mean for c in values)
+        assert labels._weigh(confidence).tolist() == pytest.approx(expected)
+    assert 0 < below < 18
+
+
+def test_trusted_images_are_chosen_again(benchmark, start):
+    method, step = semi(benchmark, start, {"optim": {"epochs": 6}}, "renewed method=semi-renewed")
+    first = method.clustering
+    share = first.first_share.clone()
+    kept = first.kept.clone()
+    changed = []
+    for epoch in range(6):
+        with torch.no_grad():
+            method.encoder.projection[0].weight.add_(0.1 * torch.randn_like(method.encoder.projection[0].weight))
+        step.start_epoch(epoch)
+        changed.append(not torch.equal(first.kept, kept))
+        kept = first.kept.clone()
+        assert method.clustering.kept[step.partners].all()
+    assert changed == [False, False, True, False, True, False]
+    assert torch.equal(first.first_share, share)
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_step_trains_on_trusted_images_with_their_labels(benchmark, start, decay):
     """Views without augmentation, so that a loop over the steps can fetch the images by their index."""
