@@ -2,6 +2,7 @@
 
     python benchmarks/defaults.py run digits --out runs/digits       # → benchmarks/results/defaults-digits-cpu-0.json
     python benchmarks/defaults.py run fashion-5000 --from-scratch --out runs/fashion   # without a pretrained network
+    python benchmarks/defaults.py run cifar10-5000 --fine-tuned --out runs/cifar10     # which is trained further
     python benchmarks/defaults.py run fashion-5000 --out runs/fashion --data FOLDER   # of the four *-ubyte.gz files
     python benchmarks/defaults.py run digits --out runs/try --limit 200 optim.epochs=1   # a trial: never kept
     python benchmarks/defaults.py publish                            # → the table in docs/defaults.md
@@ -32,14 +33,15 @@ from rich.console import Console
 from sklearn.cluster import KMeans
 
 from secu.apps.console import ConsoleListener
-from secu.apps.feature_plan import Facts
-from secu.apps.fit import FitRequest, fit, prepare
+from secu.apps.feature_plan import PRETRAINED, Facts
+from secu.apps.fit import SCRATCH, FitRequest, fit, prepare
 from secu.apps.plan import make_plan
 from secu.base.errors import UserError
 from secu.base.files import is_taken, write_json, write_text
 from secu.cluster.metrics import score
 from secu.config import Config
 from secu.data import Images
+from secu.nets.pretrained import describe
 from secu.settings import merge, parse_overrides, resolve
 from secu.train.device import choose_device
 
@@ -91,7 +93,9 @@ def measure(arguments: argparse.Namespace) -> Record:
     out.mkdir(parents=True, exist_ok=True)
     source, labels = write_images(pictures, out)
     clusters = len(pictures.names)
-    encoder = "scratch" if arguments.from_scratch else None
+    encoder = {"": None, "scratch": SCRATCH, "fine-tuned": PRETRAINED}[arguments.encoder]
+    if arguments.encoder == "fine-tuned":
+        settings = merge(settings, {"encoder": {"trainable": "all"}})
     request = FitRequest(
         str(source), clusters, labels=labels, overrides=settings, device=device, cache=out / "cache", encoder=encoder
     )
@@ -109,7 +113,7 @@ def measure(arguments: argparse.Namespace) -> Record:
     return {
         "name": arguments.name,
         "encoder": finished.run.config().encoder.backbone,
-        "from_scratch": arguments.from_scratch,
+        "from_scratch": arguments.encoder == "scratch",
         "command": command_of(arguments, device),
         "commit": arguments.commit,
         "seed": arguments.seed,
@@ -141,7 +145,8 @@ def command_of(arguments: argparse.Namespace, device: str) -> str:
     options += [f"--seed {arguments.seed}", f"--device {device}"]
     asked = {"limit": arguments.limit, "balance": arguments.balance}
     options += [f"--{name} {value}" for name, value in asked.items() if value is not None]
-    options += ["--from-scratch"] * arguments.from_scratch
+    options += ["--from-scratch"] * (arguments.encoder == "scratch")
+    options += ["--fine-tuned"] * (arguments.encoder == "fine-tuned")
     threads = [f"OMP_NUM_THREADS={torch.get_num_threads()}"] * (device == "cpu")
     words = [*threads, "python benchmarks/defaults.py run", arguments.name, *options]
     return " ".join([*words, *map(shlex.quote, arguments.overrides)])
@@ -180,21 +185,26 @@ def checked_out(*more: str) -> str | None:
 
 def file_name(record: Record) -> str:
     """Return the name under which a result is kept."""
-    scratch = "-scratch" if record["from_scratch"] else ""
-    return f"defaults-{record['name']}{scratch}-{record['hardware']['device']}-{record['seed']}.json"
+    kind = "scratch" if record["from_scratch"] else encoder_of(record)
+    suffix = f"-{kind}" if record["from_scratch"] or kind == "fine-tuned" else ""
+    return f"defaults-{record['name']}{suffix}-{record['hardware']['device']}-{record['seed']}.json"
 
 
 def kept() -> list[list[Record]]:
-    """Return all kept results, grouped by data set and kind of device, in the order of the sets."""
+    """Return all kept results, grouped by data set, encoder and kind of device, in the order of the sets."""
     records = [json.loads(path.read_text()) for path in sorted(KEPT.glob("defaults-*.json"))]
-    keys = [(name, frozen, device) for name in SETS for frozen in (True, False) for device in ("cpu", "mps", "cuda")]
-    found = [[r for r in records if (r["name"], is_frozen(r), r["hardware"]["device"]) == key] for key in keys]
+    encoders = ("frozen", "fine-tuned", "scratch")
+    keys = [(name, encoder, device) for name in SETS for encoder in encoders for device in ("cpu", "mps", "cuda")]
+    found = [[r for r in records if (r["name"], encoder_of(r), r["hardware"]["device"]) == key] for key in keys]
     return [sorted(group, key=lambda record: record["seed"]) for group in found if group]
 
 
-def is_frozen(record: Record) -> bool:
-    """Return whether features of a pretrained network were clustered."""
-    return record["config"]["encoder"].get("trainable") == "nothing"
+def encoder_of(record: Record) -> str:
+    """Return how the encoder was trained: frozen or fine-tuned, if it was pretrained, or from scratch."""
+    encoder = record["config"]["encoder"]
+    if encoder.get("trainable") == "nothing":
+        return "frozen"
+    return "scratch" if describe(encoder["backbone"]) is None else "fine-tuned"
 
 
 def as_table(groups: list[list[Record]]) -> str:
@@ -219,10 +229,13 @@ def as_table(groups: list[list[Record]]) -> str:
         places = ", ".join(sorted({place_of(record["hardware"]) for record in records}))
         commits = ", ".join(sorted({record["commit"][:7] for record in records}))
         commits += "" if by_present_rules(first) else ", under earlier rules"
+        encoder = first["config"]["encoder"]["backbone"]
+        if (kind := encoder_of(first)) != "scratch":
+            encoder = f"{encoder}, {kind}"
         lines.append(
             f"| `{first['name']}` | {first['images']:,} of {first['side']} px "
             f"| {first['clusters']} of {min(sizes):,} to {max(sizes):,} "
-            f"| {first['config']['encoder']['backbone']}{', frozen' * is_frozen(first)} | {plain} | {found} "
+            f"| {encoder} | {plain} | {found} "
             f"| {smallest:,} to {largest:,} | {seeds} | {took} | {places} | {commits} |"
         )
     return "\n".join(lines) + "\n"
@@ -240,9 +253,11 @@ def by_present_rules(record: Record) -> bool:
     except UserError:  # a setting that is no longer one
         return False
     channels = then.data.channels or len(then.data.mean)
-    frozen = then.encoder.backbone if is_frozen(record) else ""
+    kind = encoder_of(record)
+    frozen = then.encoder.backbone if kind == "frozen" else ""
     facts = Facts(record["images"], record["side"], channels, record["hardware"]["device"], frozen=frozen)
-    now = make_plan(facts, record["clusters"], FitRequest.balance, {}).config
+    asked = {"encoder": {"backbone": then.encoder.backbone}} if kind == "fine-tuned" else {}
+    now = make_plan(facts, record["clusters"], FitRequest.balance, asked).config
     return rules_of(then) == rules_of(now)
 
 
@@ -289,7 +304,17 @@ def main() -> None:
     running.add_argument("--device", default="auto")
     running.add_argument("--data", type=Path, help="folder of Fashion-MNIST's or CIFAR-10's files")
     running.add_argument("--limit", type=int, help="number of images to use; the result is then a trial")
-    running.add_argument("--from-scratch", action="store_true", help="as for secu fit")
+    kinds = running.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--from-scratch", action="store_const", const="scratch", dest="encoder", default="", help="as for secu fit"
+    )
+    kinds.add_argument(
+        "--fine-tuned",
+        action="store_const",
+        const="fine-tuned",
+        dest="encoder",
+        help=f"train all of {PRETRAINED} further, with the settings of the rules",
+    )
     running.add_argument("--balance", type=float, help="as for secu fit; the result is then a trial")
     running.add_argument("--commit", help="commit of the code; default: the one checked out, if nothing was changed")
     commands.add_parser("publish", help="rewrite the table")

@@ -23,6 +23,7 @@ from secu.settings import flatten, merge, resolve
 MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images per cluster learns noise
 STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 156_400}  # training steps per run; cuda: as in the paper for CIFAR-10
+FINE_TUNING_STEPS = 5_000  # at most, if the backbone is pretrained
 FEWEST_EPOCHS = 20
 MOST_EPOCHS = 400
 GRADIENT_FROM = 0.7  # minimum balance for centers moved by gradient; below it, one cluster may absorb the others
@@ -230,7 +231,10 @@ def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     steps = -(-facts.images // settings["optim"]["batch_size"])
-    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS[facts.device] / steps)))
+    most = STEPS[facts.device]
+    if describe(settings["encoder"]["backbone"]):
+        most = min(most, FINE_TUNING_STEPS)
+    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(most / steps)))
     wanted = asked(settings, "optim", "epochs")
     epochs = epochs if wanted is None else wanted
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 5)}
