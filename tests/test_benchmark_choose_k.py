@@ -23,6 +23,13 @@ def choose_k(monkeypatch):
     return choose_k
 
 
+@pytest.fixture
+def tables(choose_k):
+    import choose_k_tables
+
+    return choose_k_tables
+
+
 def test_cases_differ_and_both_parts_have_photos_and_blobs(choose_k):
     assert len({case.name for case in choose_k.CASES}) == len(choose_k.CASES)
     for took_part in (True, False):
@@ -35,7 +42,7 @@ def test_cases_differ_and_both_parts_have_photos_and_blobs(choose_k):
 
 def test_a_case_has_as_many_groups_as_it_says(choose_k, tmp_path):
     features = np.arange(600, dtype=np.float32)[:, None].repeat(4, 1)
-    np.savez(tmp_path / "cifar10.npz", features=features, targets=np.arange(600) % 10)
+    np.savez(tmp_path / "cifar10.npz", inputs=features, targets=np.arange(600) % 10)
     for uneven in (False, True):
         case = choose_k.Case("cifar10", 4, uneven=uneven, seed=3)
         inputs, targets = choose_k.inputs_of(case, tmp_path)
@@ -47,19 +54,21 @@ def test_a_case_has_as_many_groups_as_it_says(choose_k, tmp_path):
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_blobs_are_trained_and_measured(choose_k, monkeypatch, tmp_path, uneven):
+def test_blobs_are_trained_and_measured(choose_k, tables, monkeypatch, tmp_path, uneven):
     monkeypatch.setattr("choose_k_cases.BLOB_IMAGES", 90)
-    monkeypatch.setattr(choose_k, "RANGE", Range(2, 5))
+    monkeypatch.setattr("choose_k.RANGE", Range(2, 5))
     case = choose_k.Case("blobs", 3, uneven=uneven, seed=1, distance=2.0)
-    choose_k.train(case, tmp_path)
-    row = choose_k.measure(case, tmp_path)
+    choose_k.train(case, tmp_path, tmp_path / "runs", seed=1)
+    assert choose_k.seeds_of(case, tmp_path / "runs") == [1]
+    row = choose_k.measure(case, tmp_path, tmp_path / "runs", seed=1)
+    assert row["seed"] == 1
     assert row["sizes"] == [2, 3, 4, 5]
     assert row["in_range"] is (row["low"] <= 3 <= row["high"])
     assert row["nearest_size"] == 3
     if not uneven:
         assert row["recommended"] == 3
         assert min(row["acc_head"], row["acc_cut"]) > 0.9
-    assert row["others"].keys() == choose_k.OTHERS.keys() - {"the rule"}
+    assert row["others"].keys() == tables.OTHERS.keys() - {"the rule"}
 
 
 @pytest.fixture
