@@ -121,7 +121,6 @@ READERS = {
     "digits": digits,
     "fashion": fashion,
     "caltech101": caltech101_large,
-    "digits-scratch": digits,
     "cifar10-scratch": cifar10,
 }
 
@@ -196,8 +195,12 @@ def inputs_of(case: Case, cache: Path) -> tuple[NDArray[Any], NDArray[np.int64]]
         targets = even if sizes is None else np.repeat(np.arange(case.groups), sizes)
         centers = case.distance * numbers.standard_normal((case.groups, BLOB_DIMENSIONS))
         return (centers[targets] + numbers.standard_normal((len(targets), BLOB_DIMENSIONS))).astype(np.float32), targets
-    with np.load(cache / f"{case.source}.npz") as kept:
-        inputs, targets = kept["inputs"], kept["targets"]
+    if case.source == "digits-scratch":
+        pictures = digits(None)
+        inputs, targets = pictures.pixels, pictures.targets
+    else:
+        with np.load(cache / f"{case.source}.npz") as kept:
+            inputs, targets = kept["inputs"], kept["targets"]
     chosen, groups = images_of(case, targets)
     inputs = inputs[chosen]
     return (inputs if case.is_scratch else inputs.astype(np.float32)), groups
