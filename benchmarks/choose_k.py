@@ -153,6 +153,7 @@ def merge(rows: Sequence[Row], out: Path) -> None:
     order = [case.name for case in CASES]
     keys = sorted(merged, key=lambda key: (order.index(key[0]), key[1]))
     content = {"command": COMMAND, "range": list(RANGE), "rows": [merged[key] for key in keys]}
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, content)
     print(f"{out}: {len(rows)} rows added or replaced, {len(merged)} in all", flush=True)
 
