@@ -1,9 +1,15 @@
 """How well a run finds the number of clusters, on data sets whose number of classes is known.
 
     python benchmarks/choose_k.py embed cifar10 --cache CACHE --data FOLDER   # features of a data set, once
-    python benchmarks/choose_k.py train --cache CACHE                  # one run for each case, which is kept in CACHE
-    python benchmarks/choose_k.py score --cache CACHE                  # → benchmarks/results/choose-k.json
+    python benchmarks/choose_k.py list                                 # the names of all cases
+    python benchmarks/choose_k.py train --cache CACHE --seed 1         # one run for each case, which is kept in CACHE
+    python benchmarks/choose_k.py train --cache CACHE --seed 1 --case cifar10-10-0   # one run
+    python benchmarks/choose_k.py score --cache CACHE                  # rows → benchmarks/results/choose-k.json
+    python benchmarks/choose_k.py score --cache CACHE --seed 1 --out rows.json   # rows → another file
+    python benchmarks/choose_k.py merge rows.json                      # → benchmarks/results/choose-k.json
     python benchmarks/choose_k.py publish                              # → the tables in docs
+
+Rows of the same case and seed are replaced; all others are kept.
 
 The rule was chosen on the cases named "choice" alone; the others ("check") were scored once, with the rule unchanged.
 """
@@ -15,19 +21,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from choose_k_cases import CASES, Case, embed, inputs_of
-from choose_k_scores import STRENGTH, other_scores
+from choose_k_cases import CASES, Case, embed, inputs_of, store
+from choose_k_scores import other_scores
+from choose_k_tables import RANGE, Row, is_close, tables
 from defaults import checked_out, hardware
-from results import KEPT, ROOT, percent, with_table
+from results import KEPT, ROOT, with_table
 from torch import Tensor
 
-from secu.apps.fit import FitRequest, fit, prepare
-from secu.apps.ranges import Range
+from secu.apps.fit import SCRATCH, FitRequest, fit, prepare
 from secu.base.files import write_json, write_text
 from secu.cluster.metrics import accuracy
 from secu.cluster.tree import grow_tree
@@ -38,37 +43,35 @@ from secu.methods.number import compare_sizes
 from secu.train.checkpoint import load_method
 from secu.views.features import FeatureViews
 
-SEED = 0
-RANGE = Range(3, 40)
-CLOSE = 0.25  # how far a recommended number may be from the true one, as a share of that
-MOST_LOST = 2  # points
 RESULT = KEPT / "choose-k.json"
 DOC = ROOT / "docs" / "lab" / "how-many.md"
 BEGIN = "<!-- results: made by benchmarks/choose_k.py publish -->\n"
 END = "<!-- end of results -->"
-PARTS = {"choice": "cases that the rule was chosen by", "check": "the other cases"}
-OTHERS = {
-    "the rule": "silhouette of heads, on vectors (the rule)",
-    "cuts": "silhouette of cuts of the tree, on vectors",
-    "heads, on embeddings": "silhouette of heads, on embeddings",
-    "k-means": "silhouette of k-means, on vectors",
-    "information": "mutual information of neighbors' labels, as a share of log K",
-    "agreement with k-means": "agreement of a head with k-means (ARI)",
-    "coding length": "coding length of heads, on vectors (round Gaussians, BIC)",
-    STRENGTH: "prediction strength of k-means on halves, on vectors (largest number of at least 0.8)",
-}
+COMMAND = "OMP_NUM_THREADS=1 python benchmarks/choose_k.py score --cache CACHE"
+OURS = tuple(f"benchmarks/choose_k{part}.py" for part in ("", "_cases", "_scores"))
 
 
-def train(case: Case, cache: Path) -> None:
+def run_of(case: Case, runs: Path, seed: int) -> Path:
+    """Return the file of a run."""
+    return runs / f"{case.name}-seed-{seed}.npz"
+
+
+def seeds_of(case: Case, runs: Path) -> list[int]:
+    """Return the seeds that a case was trained with."""
+    before = f"{case.name}-seed-"
+    return sorted(int(path.stem.removeprefix(before)) for path in runs.glob(f"{before}*.npz"))
+
+
+def train(case: Case, cache: Path, runs: Path, seed: int) -> None:
     """Train the heads of a case, and keep their labels and the embeddings."""
-    path = cache / "runs" / f"{case.name}.npz"
+    path = run_of(case, runs, seed)
     if path.exists():
         return
     inputs, targets = inputs_of(case, cache)
     heads = RANGE.heads(len(inputs))
     middle = RANGE.middle()
-    settings = {"seed": SEED, "heads": heads, "head": middle, "answer": "head"}
-    encoder = "scratch" if case.source == "digits-scratch" else None
+    settings = {"seed": seed, "heads": heads, "head": middle, "answer": "head"}
+    encoder = SCRATCH if case.is_scratch else None
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         request = FitRequest(open_images(inputs), heads[middle], overrides=settings, device="cpu", encoder=encoder)
@@ -77,15 +80,15 @@ def train(case: Case, cache: Path) -> None:
         method = load_method(finished.run, torch.device("cpu"))
         embeddings = finished.results.embeddings
         labels = [(embeddings @ method.clustering.head(n).T).argmax(-1).numpy() for n in range(len(heads))]
-    path.parent.mkdir(exist_ok=True)
+    small = {"embeddings": embeddings.half().numpy(), "labels": np.array(labels, np.uint8)}
     seconds = time.monotonic() - began
-    np.savez(path, embeddings=embeddings.half().numpy(), labels=labels, heads=heads, targets=targets, seconds=seconds)
-    print(f"{case.name}: {len(inputs)} images, {seconds:.0f} s", flush=True)
+    store(path, **small, heads=heads, targets=targets, seconds=seconds)
+    print(f"{case.name}, seed {seed}: {len(inputs)} images, {seconds:.0f} s", flush=True)
 
 
 def points_of(case: Case, embeddings: Tensor, cache: Path) -> Tensor:
     """Return what a run measures distances between: its standardized vectors or, on pixels, its embeddings."""
-    if case.source == "digits-scratch":
+    if case.is_scratch:
         return embeddings
     vectors = torch.from_numpy(inputs_of(case, cache)[0])
     views = FeatureViews(vectors.shape[1], FeaturesConfig())
@@ -93,22 +96,23 @@ def points_of(case: Case, embeddings: Tensor, cache: Path) -> Tensor:
     return views.plain(vectors)
 
 
-def measure(case: Case, cache: Path) -> dict[str, Any]:
+def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
     """Return what a run says about a case, what other scores would say, and how good heads and cuts are."""
-    with np.load(cache / "runs" / f"{case.name}.npz") as kept:
+    with np.load(run_of(case, runs, seed)) as kept:
         run = dict(kept)
     embeddings = F.normalize(torch.from_numpy(run["embeddings"]).float(), dim=-1)
     heads = run["heads"].tolist()
-    labels = list(torch.from_numpy(run["labels"]))
+    labels = list(torch.from_numpy(run["labels"]).long())
     points = points_of(case, embeddings, cache)
     tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
-    choice = compare_sizes(heads, labels, tree, points, SEED)
+    choice = compare_sizes(heads, labels, tree, points, seed)
     low, high = choice.plausible
-    others = other_scores(choice, labels, embeddings, points, SEED)
+    others = other_scores(choice, labels, embeddings, points, seed)
     size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
     cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
     return {
         "case": case.name,
+        "seed": seed,
         "source": case.source,
         "groups": case.groups,
         "uneven": case.uneven,
@@ -130,104 +134,28 @@ def measure(case: Case, cache: Path) -> dict[str, Any]:
     }
 
 
-def is_close(found: int, true: int) -> bool:
-    """Return whether a number is within a quarter of the true one."""
-    return abs(found - true) <= CLOSE * true
-
-
 def rounded(values: Sequence[float]) -> list[float]:
     """Return numbers for a file."""
     return [round(value, 4) for value in values]
 
 
-def share(rows: list[dict[str, Any]], name: str) -> str:
-    """Return how many of the rows have a property, and the percentage."""
-    count = sum(bool(row[name]) for row in rows)
-    return f"{count} of {len(rows)} ({count / len(rows):.0%})"
+def score(cases: Sequence[Case], cache: Path, runs: Path, seed: int | None, commit: str | None) -> list[Row]:
+    """Return the rows of all runs of these cases, of one seed or of all."""
+    made = {"commit": checked_out(*OURS) or commit, "cpu": hardware("cpu")["cpu"], "torch": torch.__version__}
+    found = [(case, number) for case in cases for number in seeds_of(case, runs) if seed in (None, number)]
+    return [measure(case, cache, runs, number) | made for case, number in found]
 
 
-def best_fixed(rows: list[dict[str, Any]], ratio: float) -> tuple[int, int]:
-    """Return the range of this ratio that has the most true numbers: what a rule without data could reach at best."""
-    ranges = [(low, math.floor(low * ratio)) for low in range(*RANGE)]
-    return max(ranges, key=lambda ends: sum(ends[0] <= row["groups"] <= ends[1] for row in rows))
-
-
-def summary_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return how often the range and the recommended number are right, and what a fixed answer would reach."""
-    lines = ["| | true number in the range | recommended within 25% | range, high ÷ low |", "|---|---|---|---|"]
-    for part, name in PARTS.items():
-        chosen = [row for row in rows if row["part"] == part]
-        width = math.exp(np.mean([math.log(row["high"] / row["low"]) for row in chosen]))
-        lines.append(f"| {name} | {share(chosen, 'in_range')} | {share(chosen, 'close')} | {width:.1f} |")
-    width = math.exp(np.mean([math.log(row["high"] / row["low"]) for row in rows]))
-    low, high = best_fixed(rows, width)
-    middle = max(range(*RANGE), key=lambda size: sum(is_close(size, row["groups"]) for row in rows))
-    fixed = [
-        {"in_range": low <= row["groups"] <= high, "close": is_close(middle, row["groups"])}
-        for row in rows
-        if row["part"] == "check"
-    ]
-    answer = f"always {low} to {high}, and {middle}: the best fixed answers, on the other cases"
-    return [*lines, f"| {answer} | {share(fixed, 'in_range')} | {share(fixed, 'close')} | {high / low:.1f} |"]
-
-
-def case_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return one row per case, with the ACC of the head and of the cut nearest to the true number."""
-    lines = ["| case | images | true | range | recommended | head, ACC | cut, ACC |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        kind = f"{row['source']}{', uneven' if row['uneven'] else ''}{'' if row['part'] == 'choice' else ' *'}"
-        span = f"{row['low']} to {row['high']}{'' if row['in_range'] else ' (misses it)'}"
-        found = f"{row['recommended']}{'' if row['close'] else ' (far)'}"
-        accuracies = f"{percent([row['acc_head']], '.1')} | {percent([row['acc_cut']], '.1')}"
-        lines.append(f"| {kind} | {row['images']:,} | {row['groups']} | {span} | {found} | {accuracies} |")
-    return lines
-
-
-def score_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return how often the best number by each score is close to the true one."""
-    lines = ["| recommended within 25%, by | choice | other |", "|---|---|---|"]
-    for name, title in OTHERS.items():
-        parts = []
-        for part in PARTS:
-            chosen = [row for row in rows if row["part"] == part]
-            found = [row["recommended"] if name == "the rule" else row["others"][name] for row in chosen]
-            hits = sum(is_close(size, row["groups"]) for size, row in zip(found, chosen, strict=True))
-            parts.append(f"{hits} of {len(chosen)}")
-        lines.append(f"| {title} | {' | '.join(parts)} |")
-    return lines
-
-
-def cut_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return by how much cuts of the tree are better or worse than heads."""
-    lines = [
-        "| ACC of a cut minus that of the head, points | mean | worst | cases worse by more than 2 |",
-        "|---|---|---|---|",
-    ]
-    for uneven, name in ((False, "groups of equal size"), (True, "sizes that fall to a tenth")):
-        gains = [100 * (row["acc_cut"] - row["acc_head"]) for row in rows if row["uneven"] is uneven]
-        worse = sum(gain < -MOST_LOST for gain in gains)
-        lines.append(f"| {name} | {np.mean(gains):+.1f} | {min(gains):+.1f} | {worse} of {len(gains)} |")
-    return lines
-
-
-def tables(rows: list[dict[str, Any]]) -> str:
-    """Return the tables of the documentation."""
-    parts = (summary_table(rows), case_table(rows), score_table(rows), cut_table(rows))
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
-
-
-def score(cache: Path) -> None:
-    """Score all cases, and keep the results."""
-    rows = [measure(case, cache) for case in CASES if (cache / "runs" / f"{case.name}.npz").exists()]
-    content = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/choose_k.py score --cache CACHE",
-        "commit": checked_out(),
-        "seed": SEED,
-        "hardware": hardware("cpu"),
-        "range": list(RANGE),
-        "rows": rows,
-    }
-    write_json(RESULT, content)
+def merge(rows: Sequence[Row], out: Path) -> None:
+    """Let rows replace those of the same case and seed in a file, or join them."""
+    stored = json.loads(out.read_text())["rows"] if out.exists() else []
+    merged = {(row["case"], row["seed"]): row for row in (*stored, *rows)}
+    order = [case.name for case in CASES]
+    keys = sorted(merged, key=lambda key: (order.index(key[0]), key[1]))
+    content = {"command": COMMAND, "range": list(RANGE), "rows": [merged[key] for key in keys]}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, content)
+    print(f"{out}: {len(rows)} rows added or replaced, {len(merged)} in all", flush=True)
 
 
 def publish() -> None:
@@ -236,26 +164,46 @@ def publish() -> None:
     write_text(DOC, with_table(DOC.read_text(), tables(rows), BEGIN, END))
 
 
+def chosen_cases(sources: Sequence[str], names: Sequence[str]) -> list[Case]:
+    """Return the cases with these names and of these sources, those that take longest first; all if none is given."""
+    unknown = {*names} - {case.name for case in CASES} | {*sources} - {case.source for case in CASES}
+    if unknown:
+        raise SystemExit(f"choose_k.py: no such case or data set: {', '.join(sorted(unknown))}")
+    asked = [case for case in CASES if case.name in names or case.source in sources or not (names or sources)]
+    return sorted(asked, key=lambda case: not case.is_scratch)
+
+
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("embed", "train", "score", "publish"))
-    parser.add_argument("names", nargs="*", help="data sets; all if none is given")
-    parser.add_argument("--cache", type=Path, default=Path("choose-k"), help="folder for features and runs")
+    parser.add_argument("what", choices=("embed", "list", "train", "score", "merge", "publish"))
+    parser.add_argument("names", nargs="*", help="data sets, all if none is given; for merge: files of rows")
+    parser.add_argument("--case", action="append", default=[], help="one case by its name; may be repeated")
+    parser.add_argument("--seed", type=int, help="seed of the run: 0 by default, and all that were trained for score")
+    parser.add_argument("--cache", type=Path, default=Path("choose-k"), help="folder of the embedded data sets")
+    parser.add_argument("--runs", type=Path, help="folder of the trained runs; CACHE/runs by default")
+    parser.add_argument("--out", type=Path, default=RESULT, help="file that score and merge add rows to")
     parser.add_argument("--data", type=Path, help="folder of the data set")
-    arguments = parser.parse_args()
+    parser.add_argument("--commit", help="the commit, for a copy of the code without git")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.what == "embed":
-        for name in arguments.names:
-            embed(name, arguments.cache, arguments.data)
-    elif arguments.what == "train":
-        for case in CASES:
-            if not arguments.names or case.source in arguments.names:
-                train(case, arguments.cache)
-    elif arguments.what == "score":
-        score(arguments.cache)
-    else:
+    runs = asked.runs or asked.cache / "runs"
+    if asked.what == "embed":
+        for name in asked.names:
+            embed(name, asked.cache, asked.data)
+    elif asked.what == "merge":
+        merge([row for name in asked.names for row in json.loads(Path(name).read_text())["rows"]], asked.out)
+    elif asked.what == "publish":
         publish()
+    else:
+        cases = chosen_cases(asked.names, asked.case)
+        if asked.what == "list":
+            print(*(case.name for case in cases), sep="\n")
+        elif asked.what == "train":
+            for case in cases:
+                train(case, asked.cache, runs, asked.seed or 0)
+        else:
+            merge(score(cases, asked.cache, runs, asked.seed, asked.commit), asked.out)
 
 
 if __name__ == "__main__":

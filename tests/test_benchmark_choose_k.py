@@ -23,6 +23,13 @@ def choose_k(monkeypatch):
     return choose_k
 
 
+@pytest.fixture
+def tables(choose_k):
+    import choose_k_tables
+
+    return choose_k_tables
+
+
 def test_cases_differ_and_both_parts_have_photos_and_blobs(choose_k):
     assert len({case.name for case in choose_k.CASES}) == len(choose_k.CASES)
     for took_part in (True, False):
@@ -35,7 +42,7 @@ def test_cases_differ_and_both_parts_have_photos_and_blobs(choose_k):
 
 def test_a_case_has_as_many_groups_as_it_says(choose_k, tmp_path):
     features = np.arange(600, dtype=np.float32)[:, None].repeat(4, 1)
-    np.savez(tmp_path / "cifar10.npz", features=features, targets=np.arange(600) % 10)
+    np.savez(tmp_path / "cifar10.npz", inputs=features, targets=np.arange(600) % 10)
     for uneven in (False, True):
         case = choose_k.Case("cifar10", 4, uneven=uneven, seed=3)
         inputs, targets = choose_k.inputs_of(case, tmp_path)
@@ -47,19 +54,21 @@ def test_a_case_has_as_many_groups_as_it_says(choose_k, tmp_path):
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_blobs_are_trained_and_measured(choose_k, monkeypatch, tmp_path, uneven):
+def test_blobs_are_trained_and_measured(choose_k, tables, monkeypatch, tmp_path, uneven):
     monkeypatch.setattr("choose_k_cases.BLOB_IMAGES", 90)
-    monkeypatch.setattr(choose_k, "RANGE", Range(2, 5))
+    monkeypatch.setattr("choose_k.RANGE", Range(2, 5))
     case = choose_k.Case("blobs", 3, uneven=uneven, seed=1, distance=2.0)
-    choose_k.train(case, tmp_path)
-    row = choose_k.measure(case, tmp_path)
+    choose_k.train(case, tmp_path, tmp_path / "runs", seed=1)
+    assert choose_k.seeds_of(case, tmp_path / "runs") == [1]
+    row = choose_k.measure(case, tmp_path, tmp_path / "runs", seed=1)
+    assert row["seed"] == 1
     assert row["sizes"] == [2, 3, 4, 5]
     assert row["in_range"] is (row["low"] <= 3 <= row["high"])
     assert row["nearest_size"] == 3
     if not uneven:
         assert row["recommended"] == 3
         assert min(row["acc_head"], row["acc_cut"]) > 0.9
-    assert row["others"].keys() == choose_k.OTHERS.keys() - {"the rule"}
+    assert row["others"].keys() == tables.OTHERS.keys() - {"the rule"}
 
 
 @pytest.fixture
@@ -99,8 +108,113 @@ def test_prediction_strength_counts_pairs_that_stay_together(scores):
     assert scores.strength_of(points, 3, 0) == pytest.approx(np.mean(worst))
 
 
-def test_the_tables_are_those_of_the_kept_results(choose_k):
+def row(case, seed, recommended, **more):
+    """Return a row of a case of eight groups, as far as the tables read it."""
+    uneven = "uneven" in case
+    found = {
+        "low": 6,
+        "high": 12,
+        "in_range": True,
+        "close": abs(recommended - 8) <= 2,
+        "acc_head": 0.8,
+        "acc_cut": 0.9,
+    }
+    about = {"case": case, "seed": seed, "source": case.split("-")[0], "groups": 8, "uneven": uneven, "images": 100}
+    return {**about, "part": "check", "recommended": recommended, **found, **more}
+
+
+def test_rows_of_a_case_and_seed_are_replaced_and_others_stay(choose_k, tmp_path):
+    names = [case.name for case in choose_k.CASES[:2]]
+    out = tmp_path / "rows.json"
+    choose_k.merge([row(names[1], 0, 7), row(names[0], 1, 8)], out)
+    choose_k.merge([row(names[1], 0, 9), row(names[0], 0, 10)], out)
+    stored = json.loads(out.read_text())["rows"]
+    assert [(r["case"], r["seed"], r["recommended"]) for r in stored] == [
+        (names[0], 0, 10),
+        (names[0], 1, 8),
+        (names[1], 0, 9),
+    ]
+
+
+def test_cases_are_chosen_by_name_and_by_source(choose_k):
+    assert [case.name for case in choose_k.chosen_cases([], ["digits-10-0"])] == ["digits-10-0"]
+    assert {case.source for case in choose_k.chosen_cases(["digits", "blobs"], [])} == {"digits", "blobs"}
+    everything = choose_k.chosen_cases([], [])
+    assert sorted(everything) == sorted(choose_k.CASES)
+    assert everything[0].is_scratch
+    with pytest.raises(SystemExit, match="no such case or data set: digits-11-0"):
+        choose_k.chosen_cases([], ["digits-10-0", "digits-11-0"])
+
+
+def test_the_answers_of_all_seeds_are_counted(tables):
+    rows = [row("a", 0, 8), row("a", 1, 8), row("b", 0, 7), row("b", 1, 12, low=9, in_range=False, acc_head=0.6)]
+    assert tables.agreeing(rows) == "1 of 2"
+    assert tables.share(rows, "in_range") == "3 of 4 (75%)"
+    lines = tables.case_table(rows)
+    assert lines[2:] == [
+        "| a * | 100 | 8 | 6 to 12 | 8, 8 | 80.0 | 90.0 |",
+        "| b * | 100 | 8 | 6 to 12; 9 to 12 (misses it) | 7, 12 (far) | 70.0 | 90.0 |",
+    ]
+
+
+def test_every_run_is_of_one_kind(choose_k, tables):
+    for case in choose_k.CASES:
+        about = {"source": case.source, "uneven": case.uneven}
+        assert sum(belongs(about) for belongs in tables.KINDS.values()) == 1
+
+
+@pytest.fixture
+def cases(choose_k):
+    import choose_k_cases
+
+    return choose_k_cases
+
+
+def test_classes_of_caltech_are_large_and_not_twice_the_same_photos(cases, tmp_path):
+    sizes = {"ant": 42, "chair": 62, "Faces": 435, "Faces_easy": 435, "BACKGROUND_Google": 468, "lamp": 60}
+    for name, size in sizes.items():
+        (tmp_path / name).mkdir()
+        for number in range(size):
+            (tmp_path / name / f"image_{number:04d}.jpg").touch()
+    pictures = cases.caltech101_large(tmp_path)
+    assert pictures.names == ("Faces", "chair", "lamp")
+    assert np.bincount(pictures.targets).tolist() == [435, 62, 60]
+    assert {Path(path).parent.name for path in pictures.pixels[pictures.targets == 1]} == {"chair"}
+
+
+def test_only_features_that_a_case_uses_are_computed(cases, monkeypatch, tmp_path):
+    pixels = np.arange(120, dtype=np.uint8)[:, None, None].repeat(2, 1)
+    pictures = cases.Pictures(pixels, np.arange(120) % 4, tuple("abcd"))
+    monkeypatch.setitem(cases.READERS, "digits", lambda data: pictures)
+    monkeypatch.setattr(cases, "CASES", (cases.Case("digits", 2), cases.Case("digits", 2, uneven=True)))
+    monkeypatch.setattr(cases, "PER_CLASS", 25)
+    monkeypatch.setattr(cases, "features_of", lambda pictures: pictures.pixels[:, 0].astype(np.float32))
+    cases.embed("digits", tmp_path, None)
+    kept = np.load(tmp_path / "digits.npz")
+    assert np.bincount(kept["targets"]).tolist() == [25] * 4
+    assert np.isnan(kept["inputs"]).sum() == 50
+    for case in cases.CASES:
+        inputs, targets = cases.inputs_of(case, tmp_path)
+        assert inputs.dtype == np.float32
+        classes = np.unique(inputs[:, 0] % 4)
+        assert np.array_equal(np.searchsorted(classes, inputs[:, 0] % 4), targets)
+
+
+def test_pixels_are_kept_as_they_are(cases, monkeypatch, tmp_path):
+    pixels = np.arange(120, dtype=np.uint8)[:, None, None].repeat(2, 1)
+    pictures = cases.Pictures(pixels, np.arange(120) % 4, tuple("abcd"))
+    monkeypatch.setitem(cases.READERS, "cifar10-scratch", lambda data: pictures)
+    cases.embed("cifar10-scratch", tmp_path, None)
+    inputs, targets = cases.inputs_of(cases.Case("cifar10-scratch", 4), tmp_path)
+    assert inputs.dtype == np.uint8
+    assert sorted(inputs[:, 0, 0]) == list(range(120))
+    assert np.array_equal(inputs[:, 0, 0] % 4, targets)
+
+
+def test_the_tables_are_those_of_the_kept_results(choose_k, tables):
     kept = json.loads(choose_k.RESULT.read_text())
-    assert len(kept["rows"]) == len(choose_k.CASES)
-    assert kept["commit"]
-    assert f"{choose_k.BEGIN}{choose_k.tables(kept['rows'])}{choose_k.END}" in choose_k.DOC.read_text()
+    names = {case.name for case in choose_k.CASES}
+    assert {(row["case"], row["seed"]) for row in kept["rows"]} >= {(name, 0) for name in names}
+    assert {row["case"] for row in kept["rows"]} == names
+    assert all(row["commit"] for row in kept["rows"])
+    assert f"{choose_k.BEGIN}{tables.tables(kept['rows'])}{choose_k.END}" in choose_k.DOC.read_text()

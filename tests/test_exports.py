@@ -33,6 +33,7 @@ from secu.apps.exports import atlas, content, places
 from secu.apps.exports import parquet as parquet_files
 from secu.apps.exports.content import Request, gather
 from secu.apps.exports.writing import FORMATS, export_to
+from secu.base import files
 from secu.base.errors import UserError
 from secu.base.names import unescape
 from secu.data import Images
@@ -475,14 +476,26 @@ def test_an_earlier_export_comes_back_if_the_new_one_cannot_take_its_place(run, 
     usual = Path.rename
 
     def rename(place, target):
-        if target == path and place.name == "out" and (place / "tasks.json").exists():
+        if target == path and place.parent.name != files.REPLACED:
             raise OSError(5, "Input/output error")
         return usual(place, target)
 
     before = tree(tmp_path)
+    monkeypatch.setattr(files, "exchange", lambda first, second: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(UserError, match=r"cannot write .*out: Input/output error"):
         export(run, "labelstudio", tmp_path, force=True)
+    assert tree(tmp_path) == before
+
+
+def test_an_export_that_a_killed_process_moved_aside_is_back_for_the_next_one(run, tmp_path):
+    path = export(run, "labelstudio", tmp_path)
+    before = tree(tmp_path)
+    aside = tmp_path / ".out.01234567.tmp" / files.REPLACED
+    aside.mkdir(parents=True)
+    path.rename(aside / "out")
+    with pytest.raises(UserError, match=r"out already exists; choose another name, or replace it with --force"):
+        export(run, "labelstudio", tmp_path)
     assert tree(tmp_path) == before
 
 

@@ -2,7 +2,8 @@
 
 A file or folder is written under a temporary name, ``.NAME.HEX.tmp``, and renamed once it is complete. The process
 holds a lock on what it is writing. The lock ends with the process, so whatever a killed process left behind is
-recognized, and removed by the next one that writes under the same name.
+recognized, and removed by the next one that writes under the same name. If it was about to replace a folder, the old
+one is put back first.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from secu.base.errors import UserError
+from secu.base.exchange import exchange
 
 try:
     import fcntl
@@ -24,6 +26,7 @@ except ImportError:  # Windows: leftovers stay
 
 Content = TypeVar("Content", list[Any], dict[str, Any])
 
+REPLACED = ".replaced"  # in a temporary folder: holds the folder that is being replaced, under its own name
 LONGEST = 200  # bytes of a name that are repeated in a temporary name; file systems allow 255 in all
 _TEMPORARY = re.compile(r"\.(?P<name>.*)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
@@ -63,6 +66,21 @@ def aside(path: Path) -> Iterator[Path]:
         raise UserError(f"out: cannot create {path}: {error.strerror}") from None
     with folder:
         yield temporary
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Let a complete folder take the place of what is at ``path``, if anything; it is in the folder of ``aside(path)``.
+
+    Where two names cannot be exchanged, nothing is at ``path`` for a moment. If the process is interrupted then, the
+    old folder is put back, at the latest by ``remove_leftovers``.
+    """
+    if path.exists():
+        if exchange(new, path):
+            return
+        old = new.parent / REPLACED
+        old.mkdir()
+        path.rename(old / path.name)
+    new.rename(path)
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
@@ -136,10 +154,23 @@ def _remove_if_abandoned(path: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        if _put_back(path):
+            shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def _put_back(folder: Path) -> bool:
+    """Put back what was to be replaced, unless something took its place; return whether nothing of value is left."""
+    match = _TEMPORARY.fullmatch(folder.name)
+    for old in (folder / REPLACED).glob("*"):
+        if match and match["name"] == _shortened(old.name) and not os.path.lexists(folder.with_name(old.name)):
+            try:
+                old.rename(folder.with_name(old.name))
+            except OSError:
+                return False
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

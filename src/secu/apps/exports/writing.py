@@ -8,7 +8,7 @@ import secu
 from secu.apps.exports.content import Request, gather
 from secu.apps.exports.format import MARK, Format
 from secu.base.errors import UserError
-from secu.base.files import aside, is_taken, write_atomically, write_json
+from secu.base.files import aside, is_taken, remove_leftovers, replace_folder, write_atomically, write_json
 from secu.data.folders import spelled_out
 from secu.data.text import one_line
 from secu.registry import Registry
@@ -53,6 +53,7 @@ def export_to(tool: str, request: Request, destination: Path, *, force: bool = F
         count = len(content.images)
 
     try:
+        remove_leftovers(destination.parent, destination.name)  # may put an earlier export back
         _check(form, request, destination, force=force)
         if form.suffix:
             write_atomically(destination, write)
@@ -72,15 +73,7 @@ def _building(destination: Path) -> Iterator[Path]:
         place = folder / destination.name
         place.mkdir()  # fails now if no folder can have this name
         yield place
-        before = folder / "before"
-        try:
-            if destination.exists():
-                destination.rename(before)
-            place.rename(destination)
-        except BaseException:
-            if before.exists() and not destination.exists():
-                before.rename(destination)
-            raise
+        replace_folder(place, destination)
 
 
 def _check(form: Format, request: Request, destination: Path, *, force: bool) -> None:
