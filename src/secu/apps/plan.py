@@ -24,6 +24,7 @@ MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images per cluster learns noise
 STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 156_400}  # training steps per run; cuda: as in the paper for CIFAR-10
 FINE_TUNING_STEPS = 5_000  # at most, if the backbone is pretrained
+NEIGHBORS = 10  # at most, in the run's own embeddings
 FEWEST_EPOCHS = 20
 MOST_EPOCHS = 400
 GRADIENT_FROM = 0.7  # minimum balance for centers moved by gradient; below it, one cluster may absorb the others
@@ -241,6 +242,17 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 
 
+def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    if settings["data"].get("on_demand"):
+        return {}, "neighbors.count=0: those of an image would have to be decoded as well"
+    count = asked(settings, "neighbors", "count")
+    if count is None:
+        count = min(NEIGHBORS, feature_plan.neighbor_count(facts.images, clusters))
+    why = "from the middle of the run on, the second view is of one of the image's neighbors in the run's embeddings"
+    why = why if count else "both views are of the image itself"
+    return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
+
+
 def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     if settings["data"]["channels"] == 3:
         side = settings["data"]["image_size"]
@@ -256,4 +268,15 @@ def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Chan
     return {"augment": change}, "augment: shift, rotation, shear and scale; gray images may be writing, so no flip"
 
 
-RULES: tuple[Rule, ...] = (_size, _channels, reading, _encoder, _batch, _centers, _heads, _schedule, _augmentation)
+RULES: tuple[Rule, ...] = (
+    _size,
+    _channels,
+    reading,
+    _encoder,
+    _batch,
+    _centers,
+    _heads,
+    _schedule,
+    _neighbors,
+    _augmentation,
+)

@@ -133,6 +133,7 @@ def _continued(first: Config, path: Path, images: int) -> dict[str, Any]:
         "head": 0,
         "answer": "head",
         "hints": {},
+        "neighbors": {},
         "constraint": {"kind": "none"},
         "centers": {"kind": "sgd", "lr": 0.0},
         "selflabel": {} if batch >= LARGEST_BATCH else dict(CAREFUL),
