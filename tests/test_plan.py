@@ -6,7 +6,7 @@ import pytest
 
 from secu.apps.plan import Facts, Plan, estimate, make_plan
 from secu.base.errors import UserError
-from secu.config import Config
+from secu.config import Config, NeighborsConfig
 
 PHOTOS = Facts(images=10_000, side=500, channels=3, device="cpu")
 
@@ -201,6 +201,37 @@ def test_small_images_are_blurred_less(side, device, radius):
     assert ("smaller than 32" in reason(found, "augment")) == (radius < 2)
 
 
+@pytest.mark.parametrize(
+    ("images", "clusters", "count"), [(50_000, 10, 10), (1_797, 10, 10), (400, 10, 10), (280, 10, 7), (40, 10, 5)]
+)
+def test_the_second_view_is_of_a_neighbor_of_the_same_group(images, clusters, count):
+    found = plan(images=images, clusters=clusters)
+    assert found.config.neighbors == NeighborsConfig(count=count, start=0.5, every=10)
+    assert "second view" in reason(found, f"neighbors.count={count}: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"data": {"on_demand": True}}, "decoded as well"),
+        ({"augment": {"crop_from": "original"}}, "crops of original pictures"),
+        ({"neighbors": {"count": 0}}, "of the image itself"),
+    ],
+)
+def test_without_neighbors_both_views_are_of_the_image_itself(overrides, words):
+    found = plan(**overrides)
+    assert found.config.neighbors.count == 0
+    assert any(text.startswith("neighbors.count=0: ") and words in text for text in found.reasons)
+
+
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 5_000), ("cuda", 5_000)])
+def test_a_pretrained_network_is_trained_for_fewer_steps(device, steps):
+    encoder = {"backbone": "lite0", "trainable": "all"}
+    found = plan(5_000, 32, 3, device, encoder=encoder).config.optim
+    assert found.epochs == round(steps / -(-5_000 // found.batch_size))
+    assert plan(5_000, 32, 3, device).config.optim.epochs > found.epochs
+
+
 @pytest.mark.parametrize("balance", [0, 0.35, 1])
 def test_balance_is_the_smallest_share(balance):
     found = plan(balance=balance)
@@ -219,7 +250,7 @@ def test_every_plan_is_possible():
             assert found.config.data.image_size <= side
             assert found.config.data.channels == channels
             assert found.seconds > 0
-            assert len(found.reasons) == 11
+            assert len(found.reasons) == 12
             assert all(": " in text and "\n" not in text for text in found.reasons)
 
 

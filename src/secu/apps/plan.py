@@ -243,9 +243,11 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    if settings["data"].get("on_demand"):
-        return {}, "neighbors.count=0: those of an image would have to be decoded as well"
     count = asked(settings, "neighbors", "count")
+    if count is None and settings["data"].get("on_demand"):
+        return {}, "neighbors.count=0: neighbors would have to be decoded as well"
+    if count is None and asked(settings, "augment", "crop_from") == "original":
+        return {}, "neighbors.count=0: crops of original pictures have no neighbors"
     if count is None:
         count = min(NEIGHBORS, feature_plan.neighbor_count(facts.images, clusters))
     why = "from the middle of the run on, the second view is of one of the image's neighbors in the run's embeddings"
