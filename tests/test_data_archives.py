@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import secu.data.archives as archives
+import secu.data.sources.archives as archives
 from secu.base.errors import UserError
 from secu.data import BadImage, decoded, load_images, open_source
 

@@ -32,8 +32,8 @@ from PIL import Image
 from secu.base.errors import UserError
 from secu.data import load_images, open_source
 from secu.data.cache import cached
-from secu.data.decode import decode
-from secu.data.probe import read_header
+from secu.data.decoding.decode import decode
+from secu.data.decoding.probe import read_header
 from secu.settings import load_config
 from secu.train.run import Run
 from test_embedding import embed, paint, use_tiny

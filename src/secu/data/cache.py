@@ -21,11 +21,11 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
-from secu.data.decode import MAX_PIXELS
-from secu.data.image_files import BadImage
+from secu.data.decoding.decode import MAX_PIXELS
+from secu.data.decoding.image_files import BadImage
 from secu.data.partial import EVERY, Part
 from secu.data.rows import FileRows, fits_in_memory
-from secu.data.source import Shape, Source
+from secu.data.sources.base import Shape, Source
 from secu.data.stream import all_cores, decoded
 
 VERSION = 1  # increment it whenever the same file would decode to different pixels

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.data.broken import Broken
-from secu.data.cutting import Choose
-from secu.data.image_files import BadImage
+from secu.data.decoding.cutting import Choose
+from secu.data.decoding.image_files import BadImage
 from secu.data.rows import FileRows
-from secu.data.shards import ShardSource
-from secu.data.source import FileSource, Shape, Skipped, Source
+from secu.data.sources.base import FileSource, Shape, Skipped, Source
+from secu.data.sources.shards import ShardSource
 from secu.data.stream import crop_now, decoded, decoded_ahead
 from secu.data.strings import pick, picked_ids
 

@@ -13,14 +13,14 @@ from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
-from secu.data.downloads import data_root
 from secu.data.images import Images
 from secu.data.opening import open_data, shape_of
 from secu.data.rows import FileRows
-from secu.data.source import Shape, Source
+from secu.data.sources.base import Shape, Source
+from secu.data.sources.downloads import data_root
+from secu.data.sources.vectors import VectorSource
 from secu.data.stream import decoded_in_batches, needs_decoding
 from secu.data.strings import pick, picked_ids
-from secu.data.vectors import VectorSource
 
 if TYPE_CHECKING:
     from secu.config import DataConfig

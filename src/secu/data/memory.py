@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from secu.base.errors import UserError
-from secu.data.arrays import ArraySource
-from secu.data.decode import Raw
+from secu.data.decoding.decode import Raw
 from secu.data.opening import open_source
-from secu.data.source import FileSource, Source
+from secu.data.sources.arrays import ArraySource
+from secu.data.sources.base import FileSource, Source
+from secu.data.sources.vectors import VectorSource
 from secu.data.text import one_line
-from secu.data.vectors import VectorSource
 
 SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), (N, D) of features, or (N, H·H) of uint8, which are gray squares"
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.archives import TAR_SUFFIXES, TarSource, ZipSource
-from secu.data.arrays import open_array
-from secu.data.datasets import find_dataset, open_dataset
-from secu.data.folders import NoImages, is_image, open_folder, open_glob
-from secu.data.manifest import open_manifest
-from secu.data.parquet_images import holds_images, open_parquet_images
-from secu.data.patterns import is_pattern, matching_files, shards_in
-from secu.data.shards import open_shards
-from secu.data.source import FileSource, Shape, Source
-from secu.data.vectors import has_vectors, open_vectors
+from secu.data.sources.archives import TAR_SUFFIXES, TarSource, ZipSource
+from secu.data.sources.arrays import open_array
+from secu.data.sources.base import FileSource, Shape, Source
+from secu.data.sources.datasets import find_dataset, open_dataset
+from secu.data.sources.folders import NoImages, is_image, open_folder, open_glob
+from secu.data.sources.manifest import open_manifest
+from secu.data.sources.parquet import holds_images, open_parquet_images
+from secu.data.sources.patterns import is_pattern, matching_files, shards_in
+from secu.data.sources.shards import open_shards
+from secu.data.sources.vectors import has_vectors, open_vectors
 from secu.registry import SOURCES
 
 if TYPE_CHECKING:

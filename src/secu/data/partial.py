@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from secu.data.image_files import BadImage
+from secu.data.decoding.image_files import BadImage
 
 EVERY = 5_000  # images between two records of progress
 

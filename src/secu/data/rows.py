@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.image_files import BadImage
+from secu.data.decoding.image_files import BadImage
 
 BLOCK = 64 << 20  # bytes read at a time
 LONGEST_HEADER = 16_384  # bytes of an .npy header, of which numpy accepts 10,000

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from secu.base import processes
 from secu.data.broken import Broken
-from secu.data.cutting import Choose
-from secu.data.decode import Raw, decode, decode_crops, quiet
-from secu.data.image_files import BadImage, as_bad_image
-from secu.data.source import Shape, Source
+from secu.data.decoding.cutting import Choose
+from secu.data.decoding.decode import Raw, decode, decode_crops, quiet
+from secu.data.decoding.image_files import BadImage, as_bad_image
+from secu.data.sources.base import Shape, Source
 
 Outcome = NDArray[np.uint8] | BadImage
 Batch = tuple[list[int], NDArray[np.uint8], list[tuple[int, BadImage]]]

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable, unescape
-from secu.data.decode import Raw
-from secu.data.image_files import BadImage
-from secu.data.manifest import read_parquet, read_schema
-from secu.data.probe import Probe
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.decoding.probe import Probe
 from secu.data.rows import FileRows, fits_in_memory, open_npy, read_npy_header
-from secu.data.source import Shape, Source, file_stamp
+from secu.data.sources.base import Shape, Source, file_stamp
+from secu.data.sources.manifest import read_parquet, read_schema
 from secu.data.text import reading
 
 COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError, nearest
-from secu.data import classes
-from secu.data.decode import Raw
-from secu.data.downloads import data_root
-from secu.data.folders import open_classes
-from secu.data.formats import Part, cifar_binary, cifar_pickle, stl10_binary
-from secu.data.source import Shape, Source
+from secu.data.decoding.decode import Raw
+from secu.data.sources import classes
+from secu.data.sources.base import Shape, Source
+from secu.data.sources.downloads import data_root
+from secu.data.sources.folders import open_classes
+from secu.data.sources.formats import Part, cifar_binary, cifar_pickle, stl10_binary
 
 
 class DataSet(NamedTuple):

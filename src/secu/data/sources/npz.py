@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError, shortened
 from secu.base.names import printable
-from secu.data.archives import require_ratio
 from secu.data.rows import Header, read_npy_header, require_plain
+from secu.data.sources.archives import require_ratio
 
 IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # preferred keys of an .npz with several image arrays
 PIECE = 1 << 20  # bytes unpacked at a time

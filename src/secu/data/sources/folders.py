@@ -9,9 +9,9 @@ import numpy as np
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.listing import Listing, listed
-from secu.data.patterns import is_pattern
-from secu.data.source import FileSource, Skipped
+from secu.data.sources.base import FileSource, Skipped
+from secu.data.sources.listing import Listing, listed
+from secu.data.sources.patterns import is_pattern
 from secu.data.strings import Names, PathsBelow
 from secu.data.text import natural, one_line
 

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 
-from secu.data.cutting import Choose, center, enough, squares
-from secu.data.image_files import BadImage, as_bad_image, opened
+from secu.data.decoding.cutting import Choose, center, enough, squares
+from secu.data.decoding.image_files import BadImage, as_bad_image, opened
 
 MAX_PIXELS = 100_000_000  # default of data.max_pixels; decoding takes up to 16 bytes per pixel (WebP), so 1.6 GB
 JPEG_FACTOR = 8  # a JPEG may have this many times as many pixels

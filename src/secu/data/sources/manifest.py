@@ -8,8 +8,8 @@ from typing import Any, TextIO
 
 from secu.base.errors import UserError, nearest, shortened
 from secu.base.names import printable
-from secu.data.archives import require_ratio
-from secu.data.source import FileSource, Skipped
+from secu.data.sources.archives import require_ratio
+from secu.data.sources.base import FileSource, Skipped
 from secu.data.text import reading
 
 MAX_MISSING = 1_000_000  # values that may be left out at the ends of lines

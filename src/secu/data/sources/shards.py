@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.archives import MAX_MEMBER, members_of, open_tar
-from secu.data.decode import Raw
-from secu.data.folders import SUFFIXES, is_image
-from secu.data.image_files import BadImage
-from secu.data.listing import Arrays, indexed, packed, unpacked
-from secu.data.patterns import distinct
-from secu.data.source import Skipped, Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.archives import MAX_MEMBER, members_of, open_tar
+from secu.data.sources.base import Skipped, Source, file_stamp
+from secu.data.sources.folders import SUFFIXES, is_image
+from secu.data.sources.listing import Arrays, indexed, packed, unpacked
+from secu.data.sources.patterns import distinct
 from secu.data.strings import Names
 from secu.data.text import reading
 

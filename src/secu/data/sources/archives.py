@@ -20,10 +20,10 @@ from functools import cached_property
 from typing import IO, Any, NamedTuple, cast
 
 from secu.base.names import printable
-from secu.data.decode import Raw
-from secu.data.folders import is_image
-from secu.data.image_files import BadImage
-from secu.data.source import Skipped, Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.base import Skipped, Source, file_stamp
+from secu.data.sources.folders import is_image
 from secu.data.text import natural, reading
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.decode import Raw
-from secu.data.npz import load_npz
+from secu.data.decoding.decode import Raw
 from secu.data.rows import BLOCK, FileRows, open_npy
-from secu.data.source import Shape, Source, file_stamp
+from secu.data.sources.base import Shape, Source, file_stamp
+from secu.data.sources.npz import load_npz
 from secu.data.text import reading
 
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot

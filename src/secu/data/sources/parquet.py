@@ -15,12 +15,12 @@ import numpy as np
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.archives import require_ratio
-from secu.data.decode import Raw
-from secu.data.image_files import BadImage
-from secu.data.manifest import read_schema
-from secu.data.patterns import distinct
-from secu.data.source import Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.archives import require_ratio
+from secu.data.sources.base import Source, file_stamp
+from secu.data.sources.manifest import read_schema
+from secu.data.sources.patterns import distinct
 from secu.data.strings import Names
 from secu.data.text import reading
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.data.downloads import data_root
+from secu.data.sources.downloads import data_root
 from secu.data.strings import Names
 
 VERSION = 1  # increment it whenever the same folder or shard would be listed differently

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError, nearest
 from secu.base.names import printable
-from secu.data.decode import DEEP, MAX_PIXELS, Raw, decode
-from secu.data.image_files import as_bad_image
-from secu.data.probe import Probe, Sample, take_sample
+from secu.data.decoding.decode import DEEP, MAX_PIXELS, Raw, decode
+from secu.data.decoding.image_files import as_bad_image
+from secu.data.decoding.probe import Probe, Sample, take_sample
 from secu.data.strings import Names
 from secu.data.text import natural
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from secu.base.errors import UserError, nearest
 from secu.base.names import printable
-from secu.data.decode import Raw
-from secu.data.image_files import BadImage
-from secu.data.parquet_images import LABELS, USUAL, labeled, named
-from secu.data.source import Source
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.base import Source
+from secu.data.sources.parquet import LABELS, USUAL, labeled, named
 from secu.data.strings import Names
 from secu.data.text import one_line
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from secu.base.names import printable
-from secu.data.decode import DEEP, LARGE, MAX_PIXELS, Raw, is_16_bit, quiet, require_size
-from secu.data.image_files import BadImage, as_bad_image, opened
+from secu.data.decoding.decode import DEEP, LARGE, MAX_PIXELS, Raw, is_16_bit, quiet, require_size
+from secu.data.decoding.image_files import BadImage, as_bad_image, opened
 
 if TYPE_CHECKING:
-    from secu.data.source import Source
+    from secu.data.sources.base import Source
 
 SAMPLE = 200  # number of images whose headers are read
 MEASURED = 20  # number of 16-bit files in the sample that are decoded
