@@ -11,7 +11,7 @@ import torch
 from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import load
-from secu.data.sources import classes as names
+from secu.data.sources import datasets as names
 
 
 def load_dataset(name, split, root=None, size=None):

@@ -40,11 +40,7 @@ def is_image(name: str) -> bool:
 
 
 def open_folder(name: str) -> FileSource:
-    """List the images in a folder and its subfolders, ignoring hidden and other files.
-
-    Raises:
-        UserError: The folder cannot be read.
-    """
+    """List the images in a folder and its subfolders, ignoring hidden and other files."""
     return _files(name, os.path.abspath(name), name, listed(name, "all", lambda: walk(name)))
 
 
@@ -87,7 +83,7 @@ def open_classes(name: str, top: str) -> FileSource:
     )
     if not listing.ids:
         raise UserError(f"{name}: no images found in {top}; put them into one folder per class: {top}/<class>/<image>")
-    folders = [entry.name for entry in _entries(top, "", []) if _is_folder(entry)]
+    folders = [name for name in os.listdir(top) if os.path.isdir(os.path.join(top, name))]
     class_names = sorted(folder for folder in folders if not folder.startswith("."))
     numbers = {folder: number for number, folder in enumerate(class_names)}
     targets = np.array([numbers[image.partition("/")[0]] for image in listing.ids], np.int64)
@@ -180,11 +176,9 @@ def _below(
         if place in seen:
             continue
         seen.add(place)
-        changed = _changed(place)  # before it is listed, so that no change is missed
-        entries = _entries(place, folder, skipped)
-        run = folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}
+        changed, entries = _entries(place, folder, skipped)
         visited[place] = Visit(folder, changed)
-        if run:
+        if folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}:
             continue  # a run folder: its pictures are not part of the data
         for entry in entries:
             name = f"{folder}{entry.name}"
@@ -196,22 +190,17 @@ def _below(
                 (linked if entry.is_symlink() else real).append(f"{name}/")
 
 
-def _changed(place: str) -> int:
+def _entries(place: str, folder: str, skipped: list[Skipped]) -> tuple[int, list[Entry]]:
+    """Return when a folder last changed, and its entries."""
     try:
-        return os.stat(place).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _entries(place: str, folder: str, skipped: list[Skipped]) -> list[Entry]:
-    try:
+        changed = os.stat(place).st_mtime_ns  # before it is listed, so that no change is missed
         with os.scandir(place) as entries:
-            return list(entries)
+            return changed, list(entries)
     except OSError as error:
         if not folder:
             raise UserError(f"source: cannot read the folder {printable(place)}: {one_line(error)}") from None
         skipped.append((folder, f"folder cannot be read: {one_line(error)}"))
-        return []
+        return 0, []
 
 
 def _is_folder(entry: Entry) -> bool:

@@ -6,7 +6,6 @@ cannot be written is no error.
 
 import hashlib
 import os
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from secu.base.files import write_atomically
 from secu.data.sources.downloads import data_root
 from secu.data.strings import Names
 
@@ -50,12 +50,8 @@ def listed(top: str, what: str, walk: Callable[[], Listing]) -> Listing:
     """Return the images of a folder, from a file if none of its folders has changed since.
 
     The time of a folder changes when an entry is added, removed or renamed, and one time per folder is read instead of
-    every entry. A file whose content changes keeps its place in the listing.
-
-    Args:
-        top: The folder.
-        what: What is listed of it, such as a pattern.
-        walk: Lists the folder.
+    every entry. A file whose content changes keeps its place in the listing. ``what`` is listed of the folder, such as
+    the matches of a pattern.
     """
     path = _place(f"{os.path.realpath(top)}\0{what}")
     known = _load_listing(path)
@@ -121,11 +117,10 @@ def _load(path: Path) -> Arrays | None:
 
 
 def _save(path: Path, arrays: Arrays) -> None:
-    temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
     with suppress(OSError):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(temporary, **arrays)  # type: ignore[arg-type]
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write)
