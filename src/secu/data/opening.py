@@ -16,7 +16,7 @@ from secu.data.sources.base import FileSource, Shape, Source
 from secu.data.sources.datasets import find_dataset, open_dataset
 from secu.data.sources.folders import NoImages, is_image, open_folder, open_glob
 from secu.data.sources.manifest import open_manifest
-from secu.data.sources.parquet import holds_images, open_parquet_images
+from secu.data.sources.parquet import PARQUET, holds_images, open_parquet_images
 from secu.data.sources.patterns import is_pattern, matching_files, shards_in
 from secu.data.sources.shards import open_shards
 from secu.data.sources.vectors import has_vectors, open_vectors
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FILES = ".npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"  # .npy and .parquet: or vectors
 KINDS = f"a folder, a glob pattern, {FILES}, shard-{{000..012}}.tar, hf://NAME, or dataset:NAME"
-PARQUET = (".parquet", ".pq")
 
 
 def open_source(

@@ -9,10 +9,10 @@ import json
 import os
 import posixpath
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, repeat
-from typing import NamedTuple
+from itertools import repeat
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,21 +66,17 @@ class ShardSource(Source):
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes of image ``i``; no file stays open, so that threads and processes need not share one."""
-        size = int(self.sizes[i])
-        with open(self.files[self.shard[i]], "rb", buffering=0) as file:
+        path = self.files[self.shard[i]]
+        with open(path, "rb", buffering=0) as file:
             file.seek(int(self.offsets[i]))
-            data = file.read(size)
-        if len(data) < size:
-            raise BadImage(f"{os.path.basename(self.files[self.shard[i]])} was truncated after it was indexed")
+            data = file.read(int(self.sizes[i]))
+        if len(data) < self.sizes[i]:
+            raise BadImage(f"{os.path.basename(path)} was truncated after it was indexed")
         return data
 
 
 def open_shards(pattern: str, files: Sequence[str]) -> Source:
-    """Open tar shards; if they have ``.cls`` members, these are the true labels.
-
-    Raises:
-        UserError: A shard is compressed, truncated or not a tar file, or none of them has images.
-    """
+    """Open tar shards; if they have ``.cls`` members, these are the true labels."""
     source = ShardSource(pattern, os.path.abspath(pattern), files)
     if not source.ids and not source.skipped:
         raise UserError(f"source: no images in the {len(files)} shards of {printable(pattern)}")
@@ -114,8 +110,8 @@ def _index(path: str) -> Arrays:
                     else:
                         images.setdefault(key, {})[name] = (info.offset_data, info.size)
                 elif ending in NOTES and info.isfile() and info.size <= MAX_NOTE:
-                    member = archive.extractfile(info)
-                    _add_note(notes.setdefault(key, {}), ending, member.read() if member else b"")
+                    content = cast("IO[bytes]", archive.extractfile(info)).read()
+                    _add_note(notes.setdefault(key, {}), ending, content)
     skipped += [(key, "sample has no image") for key in notes if key not in images]
     return _arrays(images, notes, skipped)
 
@@ -192,8 +188,7 @@ def _refusal(info: tarfile.TarInfo) -> str:
 def _join_columns(shards: Sequence[Shard]) -> dict[str, Names]:
     """Return the columns of all shards; a shard without one has empty values."""
     keys = dict.fromkeys(key for shard in shards for key in shard.columns)
-    return {key: Names.of(chain.from_iterable(_column(shard, key) for shard in shards)) for key in keys}
-
-
-def _column(shard: Shard, key: str) -> Iterable[str]:
-    return shard.columns[key] if key in shard.columns else repeat("", len(shard.names))
+    return {
+        key: Names.of(value for shard in shards for value in shard.columns.get(key, repeat("", len(shard.names))))
+        for key in keys
+    }
