@@ -25,9 +25,6 @@ def open_images(images: Any) -> Source:
     """Return a source for an array, a tensor, a list of paths or of PIL images, or a path.
 
     A matrix holds feature vectors, one per row, as everywhere in scikit-learn; one of uint8 holds gray squares.
-
-    Raises:
-        UserError: The object is none of these, or its shape or range is invalid.
     """
     if isinstance(images, str | os.PathLike):
         return open_source(os.fspath(images))

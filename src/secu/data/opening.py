@@ -63,11 +63,7 @@ def open_source(
 
 
 def open_data(data: DataConfig, split: str | None = None, root: Path | None = None) -> Source:
-    """Open the source in a run's settings; if it has splits, by default the one to train on.
-
-    Raises:
-        UserError: There is none, or see ``open_source``.
-    """
+    """Open the source in a run's settings; if it has splits, by default the one to train on."""
     if data.source is None:
         raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
     if split is None and splits_of(data.source):
@@ -87,11 +83,7 @@ def splits_of(name: str | Path | None) -> tuple[str, ...]:
 
 
 def shape_of(data: DataConfig) -> Shape:
-    """Return the shape that a source is read in, from the settings alone: of decoded images, or of given vectors.
-
-    Raises:
-        UserError: The settings do not determine the image size.
-    """
+    """Return the shape that a source is read in, from the settings alone: of decoded images, or of given vectors."""
     if data.features and data.image_size is None:
         return (data.features,)  # vectors that were not computed from images
     kind, rest = _kind_of(data.source or "")

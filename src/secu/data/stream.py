@@ -96,9 +96,6 @@ def decoded_ahead(
 
     Yields:
         The pixels of each batch (B, C, S, S).
-
-    Raises:
-        UserError: Too many images cannot be read.
     """
     waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
     pool = _lasting_pool()
@@ -132,16 +129,12 @@ def crop_now(
     """Cut boxes out of some images, the same number of each, in the same threads: (boxes, B, C, S, S).
 
     Another image takes the place of one that cannot be read (broken.py).
-
-    Raises:
-        UserError: Too many images cannot be read.
     """
     source = broken.source
 
     def crops(i: int, choose: Choose) -> NDArray[np.uint8]:
         with as_bad_image():
-            raw = source.read(i, values)
-        return decode_crops(raw, choose, shape[1], shape[0], values, source.max_pixels)
+            return decode_crops(source.read(i, values), choose, shape[1], shape[0], values, source.max_pixels)
 
     def fill(row: int) -> NDArray[np.uint8]:
         return broken.or_another(numbers[row], lambda i: crops(i, choose[row]))

@@ -72,16 +72,12 @@ def take_sample(source: Source) -> Sample:
         deep = [i for i, header in headers.items() if header.deep]
         for position in _spread(len(deep), MEASURED):
             with suppress(BadImage), as_bad_image():
-                brightest.append(_brightest(source.read(deep[position])))
+                brightest.append(_brightest(cast("str | bytes", source.read(deep[position]))))
     return Sample(tuple(headers.values()), tuple(bad), tuple(brightest))
 
 
 def read_header(raw: Raw, max_pixels: int = MAX_PIXELS) -> Header:
-    """Return an image's size and whether it is gray, without decoding it.
-
-    Raises:
-        BadImage: The image cannot be read, or is too large to be decoded.
-    """
+    """Return an image's size and whether it is gray, without decoding it."""
     if isinstance(raw, np.ndarray):
         return Header(raw.shape[1], raw.shape[0], raw.ndim == 2)
     with as_bad_image(), opened(raw) as image:
@@ -91,9 +87,8 @@ def read_header(raw: Raw, max_pixels: int = MAX_PIXELS) -> Header:
         return Header(image.width, image.height, gray, deep)
 
 
-def _brightest(raw: Raw) -> int:
+def _brightest(raw: str | bytes) -> int:
     """Return the maximum value of a 16-bit file."""
-    assert not isinstance(raw, np.ndarray)
     with opened(raw) as image:
         if image.width * image.height > LARGE:
             return 65_535  # too large to decode here, so assume the full range

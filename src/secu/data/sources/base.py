@@ -130,8 +130,7 @@ class Source(ABC):
             BadImage: The image cannot be read.
         """
         with as_bad_image():
-            raw = self.read(i, values)
-        return decode(raw, size, channels, values, self.max_pixels)
+            return decode(self.read(i, values), size, channels, values, self.max_pixels)
 
     @cached_property
     def sample(self) -> Sample:
