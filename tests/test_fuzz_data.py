@@ -117,16 +117,13 @@ def use(path):
     source = open_source(path)
     source.require_images()
     assert len(source) < 100_000
-    try:
-        source.probe()
-        for i in range(min(len(source), 3)):
-            survives(lambda i=i: source.decode(i, 8, 3))
-        if source.place and hasattr(source, "vectors"):
-            return load_images(source, source.vectors.shape[1:])
-        survives(lambda: source.label(next(iter(source.columns), "folder")))
-        return source
-    finally:
-        source.close()
+    source.probe()
+    for i in range(min(len(source), 3)):
+        survives(lambda i=i: source.decode(i, 8, 3))
+    if source.place and hasattr(source, "vectors"):
+        return load_images(source, source.vectors.shape[1:])
+    survives(lambda: source.label(next(iter(source.columns), "folder")))
+    return source
 
 
 # Valid files

@@ -89,10 +89,6 @@ class ZipSource(_ArchiveSource):
         with self.lock, self.archive.open(info) as file:
             return file.read(info.file_size)
 
-    def close(self) -> None:
-        """Close the archive."""
-        self.archive.close()
-
 
 class TarSource(_ArchiveSource):
     """Images in a .tar, compressed or not."""
@@ -100,12 +96,13 @@ class TarSource(_ArchiveSource):
     def __init__(self, name: str) -> None:
         found: list[Member] = []
         with reading(printable(name)):
+            size = os.path.getsize(name)
             self.file = _unpacking(name)
             self.archive = open_tar(self.file, MAX_MEMBER)
             self.random_order = isinstance(self.file, io.BufferedReader)  # a compressed one is read from the start
             for info in members_of(self.archive):
                 if not self.random_order:
-                    require_ratio(info.offset_data + info.size, os.path.getsize(name))
+                    require_ratio(info.offset_data + info.size, size)
                 if not info.isdir():
                     refusal = _size_refusal(info.size) if info.isfile() else "a link or a device"
                     found.append(Member(info.name, info, info.offset_data, refusal))
@@ -116,11 +113,6 @@ class TarSource(_ArchiveSource):
         info: tarfile.TarInfo = self.members[i].info
         with self.lock:
             return cast("IO[bytes]", self.archive.extractfile(info)).read(info.size)
-
-    def close(self) -> None:
-        """Close the archive."""
-        self.archive.close()
-        self.file.close()
 
 
 def open_tar(file: IO[bytes], most: int) -> tarfile.TarFile:

@@ -101,9 +101,6 @@ class Source(ABC):
         """Whether decoded images may be cached: the source can be reopened, and changes can be detected."""
         return bool(self.place) and any(self.stamps())
 
-    def close(self) -> None:  # noqa: B027
-        """Close open files; no image can be read afterwards."""
-
     @property
     def order(self) -> Sequence[int]:
         """The indices of all images, in the fastest reading order."""

@@ -21,9 +21,10 @@ from secu.data.strings import Names
 
 VERSION = 1  # increment it whenever the same folder or shard would be listed differently
 LEAST = 20_000  # images; smaller folders are listed in a moment
+ENDS = "_ends"  # suffix of the array with the ends of names
 SETTLED = 2.0  # seconds; a folder that changed later than this before it was listed may change again unnoticed
 
-Arrays = dict[str, NDArray[Any]]
+Content = dict[str, Any]  # arrays and Names
 
 
 class Listing(NamedTuple):
@@ -61,46 +62,33 @@ def listed(top: str, what: str, walk: Callable[[], Listing]) -> Listing:
     listing = walk()
     changed = int(listing.times.max(initial=0))
     if len(listing.ids) >= LEAST and not listing.skipped and not listing.has_links and began - changed > SETTLED * 1e9:
-        counts = np.array([listing.others], np.int64)
-        pack = {**packed("ids", listing.ids), **packed("folders", listing.folders)}
-        _save(path, {**pack, "times": listing.times, "others": counts})
+        others = np.array([listing.others], np.int64)
+        _save(path, {"ids": listing.ids, "folders": listing.folders, "times": listing.times, "others": others})
     return listing
 
 
 def _load_listing(path: Path) -> Listing | None:
-    arrays = _load(path)
+    known = _load(path)
     try:
-        if arrays is None:
-            return None
-        folders = unpacked("folders", arrays)
-        times = arrays["times"]
+        folders = known["folders"]
+        times = known["times"]
         if not all(os.stat(folder).st_mtime_ns == then for folder, then in zip(folders, times, strict=True)):
             return None
-        return Listing(unpacked("ids", arrays), [], int(arrays["others"][0]), folders, times, False)
-    except (OSError, ValueError, KeyError):  # a folder is gone, or the file was made by something else
+        return Listing(known["ids"], [], int(known["others"][0]), folders, times, False)
+    except (OSError, ValueError, KeyError):  # not kept, a folder is gone, or the file was made by something else
         return None
 
 
-def indexed(path: str, stamp: str, index: Callable[[], Arrays]) -> Arrays:
+def indexed(path: str, stamp: str, index: Callable[[], Content]) -> Content:
     """Return the index of a file, from the cache if its stamp is the same."""
     place = _place(os.path.realpath(path))
     mark = np.frombuffer(stamp.encode(), np.uint8)
     known = _load(place)
-    if known is not None and np.array_equal(known.get("stamp", mark[:0]), mark):
+    if np.array_equal(known.get("stamp", mark[:0]), mark):
         return known
-    arrays = index()
-    _save(place, {**arrays, "stamp": mark})
-    return arrays
-
-
-def packed(name: str, names: Names) -> Arrays:
-    """Return names as two arrays."""
-    return {name: np.frombuffer(names.data, np.uint8), f"{name}_ends": names.ends}
-
-
-def unpacked(name: str, arrays: Arrays) -> Names:
-    """Return the names that ``packed`` turned into arrays."""
-    return Names(arrays[name].tobytes(), arrays[f"{name}_ends"])
+    content = index()
+    _save(place, {**content, "stamp": mark})
+    return content
 
 
 def _place(key: str) -> Path:
@@ -108,15 +96,25 @@ def _place(key: str) -> Path:
     return data_root() / "listings" / f"{digest}.v{VERSION}.npz"
 
 
-def _load(path: Path) -> Arrays | None:
+def _load(path: Path) -> Content:
+    """Return the content of a file; empty if it is missing, or damaged in any way."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception:  # missing, or damaged in any way
-        return None
+            arrays = {name: file[name] for name in file.files}
+    except Exception:
+        return {}
+    names = [name for name in arrays if f"{name}{ENDS}" in arrays]
+    return arrays | {name: Names(arrays[name].tobytes(), arrays[f"{name}{ENDS}"]) for name in names}
 
 
-def _save(path: Path, arrays: Arrays) -> None:
+def _save(path: Path, content: Content) -> None:
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, value in content.items():
+        if isinstance(value, Names):
+            arrays |= {name: np.frombuffer(value.data, np.uint8), f"{name}{ENDS}": value.ends}
+        else:
+            arrays[name] = value
+
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
