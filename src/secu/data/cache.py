@@ -36,14 +36,11 @@ Progress = Callable[[int, int], None]  # called with images done and total
 
 
 class Stored(NamedTuple):
-    """Inputs of a model: pixels (n, C, S, S) or features (n, D) of the readable images, errors of the others by index.
+    """Inputs of a model, and what is wrong with the images that cannot be read."""
 
-    Checksums (n,) of the pixels are present if the inputs are not pixels.
-    """
-
-    inputs: NDArray[Any] | FileRows
-    bad: dict[int, str]
-    checksums: NDArray[np.uint32] | None = None
+    inputs: NDArray[Any] | FileRows  # pixels (n, C, S, S) or features (n, D) of the readable images
+    bad: dict[int, str]  # errors of the others by index
+    checksums: NDArray[np.uint32] | None = None  # of the pixels (n,), if the inputs are not pixels
 
 
 def cached(source: Source, shape: Shape, values: str | None, folder: Path, progress: Progress | None = None) -> Stored:

@@ -19,17 +19,11 @@ Pair = tuple[int, int]
 
 
 class Hints(NamedTuple):
-    """The groups of N images.
+    """The groups of N images."""
 
-    Attributes:
-        group: The group of each image (N,), or NO_GROUP.
-        names: The names of the first groups, in different clusters; the other groups have none.
-        apart: Pairs of groups in different clusters, at least one of which has no name.
-    """
-
-    group: NDArray[np.int64]
-    names: tuple[str, ...]
-    apart: tuple[Pair, ...]
+    group: NDArray[np.int64]  # of each image (N,), or NO_GROUP
+    names: tuple[str, ...]  # of the first groups, in different clusters; the other groups have none
+    apart: tuple[Pair, ...]  # groups in different clusters, at least one of which has no name
 
     def select(self, rows: Sequence[int]) -> "Hints":
         """Return the hints of the images in the given rows."""

@@ -19,17 +19,11 @@ MEASURED = 20  # number of 16-bit files in the sample that are decoded
 
 
 class Probe(NamedTuple):
-    """Properties of a sample of the images.
+    """Properties of a sample of the images."""
 
-    Attributes:
-        side: The median of the shorter sides, in pixels.
-        channels: 1 if every image is gray, else 3.
-        values: How the values of an array or of 16-bit files are interpreted (data.values); None if unambiguous.
-    """
-
-    side: int
-    channels: int
-    values: str | None
+    side: int  # the median of the shorter sides, in pixels
+    channels: int  # 1 if every image is gray, else 3
+    values: str | None  # how an array or 16-bit files are interpreted (data.values); None if unambiguous
 
 
 class Header(NamedTuple):

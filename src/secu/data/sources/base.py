@@ -196,14 +196,13 @@ class Source(ABC):
             UserError: There are no images, or no such labels.
         """
         self.require_images()
-        if labels in self.columns:
-            values = self.columns[labels]
-        elif labels == "folder" and self.has_folders:
-            values = [sys.intern(os.path.basename(os.path.dirname(name))) for name in self.ids]
-        else:
-            valid = [*self.columns, *(["folder"] if self.has_folders else [])]
+        valid = [*self.columns, "folder"] if self.has_folders else list(self.columns)
+        if labels not in valid:
             known = nearest(labels, valid) if valid else "it has no labels at all"
             raise UserError(f"labels: {self.name} has no {printable(labels)!r}; {known}")
+        values = self.columns.get(labels)
+        if values is None:
+            values = [sys.intern(os.path.basename(os.path.dirname(name))) for name in self.ids]
         texts = ["" if value is None or value != value else _text(value) for value in values]
         names = sorted({text for text in texts if text}, key=natural)
         if not names:

@@ -39,12 +39,8 @@ CIFAR100_COARSE = tuple(_COARSE.split())
 class DataSet(NamedTuple):
     """Description of a data set.
 
-    Attributes:
-        splits: The names of its splits.
-        shape: Channels, height and width of its images.
-        classes: The name of each target.
-        read: Reads the parts of a split under a root; returns None if the files do not exist. ImageNet has no such
-            function: it is decoded on demand, and its classes are its folders.
+    ``read`` returns the parts of a split under a root; None if the files do not exist. ImageNet has no such function:
+    it is decoded on demand, and its classes are its folders.
     """
 
     splits: tuple[str, ...]
@@ -61,13 +57,10 @@ def find_dataset(name: str) -> DataSet:
 
 
 def open_dataset(name: str, split: str | None = None, root: Path | None = None) -> Source:
-    """Return a split of a data set stored under ``root``.
+    """Return a split of a data set, by default ``train``, stored under ``root``, by default ``data_root()``.
 
-    Args:
-        name: A key of ``DATASETS``; ``cifar100-20`` is CIFAR-100 with its 20 superclasses as targets.
-        split: One of its splits; by default ``train``. ``digits`` has no official split, so each split is the whole
-            data set.
-        root: The folder of all data sets; by default ``data_root()``.
+    ``cifar100-20`` is CIFAR-100 with its 20 superclasses as targets. ``digits`` has no official split, so each split is
+    the whole data set.
     """
     dataset = find_dataset(name)
     split = split or "train"

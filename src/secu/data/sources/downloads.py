@@ -60,12 +60,7 @@ def data_root(option: Path | None = None) -> Path:
 
 
 def download(name: str, root: Path, *, progress: Progress | None = None) -> Path:
-    """Download a data set to ``root``, unless it already exists there.
-
-    Args:
-        name: Name of the data set, as in ``dataset:NAME``.
-        root: The folder of all data sets. If it contains the archive, nothing is downloaded.
-        progress: Called with the number of bytes so far and in total (None if unknown).
+    """Download a data set to ``root``, unless it or its archive already exists there.
 
     Returns:
         The data set's folder; ``root`` itself for ``digits``, which come with scikit-learn.

@@ -28,23 +28,14 @@ Content = dict[str, Any]  # arrays and Names
 
 
 class Listing(NamedTuple):
-    """The images below a folder.
+    """The images below a folder."""
 
-    Attributes:
-        ids: The relative path of each image.
-        skipped: Id and reason of entries that were skipped.
-        others: The number of other files.
-        folders: The real path of each visited folder.
-        times: When each of them changed, in nanoseconds (F,).
-        has_links: Whether an image is a link to a file, which may change without any of these folders.
-    """
-
-    ids: Names
-    skipped: list[tuple[str, str]]
-    others: int
-    folders: Names
-    times: NDArray[np.int64]
-    has_links: bool
+    ids: Names  # relative paths
+    skipped: list[tuple[str, str]]  # id and reason
+    others: int  # number of other files
+    folders: Names  # real paths of the visited folders
+    times: NDArray[np.int64]  # when each of them changed, in nanoseconds (F,)
+    has_links: bool  # whether an image is a link to a file, which may change without any of these folders
 
 
 def listed(top: str, what: str, walk: Callable[[], Listing]) -> Listing:
