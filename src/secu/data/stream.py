@@ -25,11 +25,7 @@ AT_ONCE = 128  # images per decoded batch; small enough for smooth progress on l
 
 
 def decoded(
-    source: Source,
-    shape: Shape | Mapping[int, Shape],
-    values: str | None = None,
-    *,
-    workers: int | None = None,
+    source: Source, shape: Shape | Mapping[int, Shape], values: str | None = None, *, workers: int | None = None
 ) -> Generator[tuple[int, Outcome]]:
     """Decode all images in threads (pillow releases the GIL), in ``source.order``; or some, each to its own shape.
 

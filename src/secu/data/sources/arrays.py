@@ -117,17 +117,12 @@ class ArraySource(Source):
 
 def open_array(path: str) -> ArraySource:
     """Open an .npy or .npz file; other arrays of an .npz with one value per image become columns."""
-    array: Rows
-    columns: dict[str, Any] = {}
     with reading(printable(path)):
-        if path.lower().endswith(".npz"):
-            array, columns = _load_npz(path)
-        else:
-            array = open_npy(path)
+        array, columns = _load_npz(path) if path.lower().endswith(".npz") else (open_npy(path), {})
     return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
 
 
-def _load_npz(path: str) -> tuple[NDArray[Any], dict[str, Any]]:
+def _load_npz(path: str) -> tuple[Rows, dict[str, Any]]:
     """Return the images in an .npz file, and other arrays with one value per image."""
     headers = {}
     with zipfile.ZipFile(path) as file:
@@ -169,18 +164,14 @@ def _read_npz(file: zipfile.ZipFile, key: str, header: Header) -> NDArray[Any]:
 def _channels_last(name: str, array: Rows) -> Rows:
     """Return a view (N, H, W) or (N, H, W, C)."""
     shape = array.shape
-    wrong = UserError(f"source: {name} has shape {shape}; valid: {SHAPES}")
-    if array.ndim not in (3, 4) or 0 in shape[1:]:
-        raise wrong
-    if array.ndim == 3:
-        if shape[-1] == 3 and shape[1] > 3:
-            raise UserError(f"source: {name} has shape {shape}, which looks like one color image; valid: {SHAPES}")
-        return array
-    if shape[-1] in (1, 3):
-        return array
-    if shape[1] in (1, 3):
-        return array.transpose(0, 2, 3, 1)
-    raise wrong
+    if array.ndim == 3 and shape[-1] == 3 and shape[1] > 3:
+        raise UserError(f"source: {name} has shape {shape}, which looks like one color image; valid: {SHAPES}")
+    if 0 not in shape[1:]:
+        if array.ndim == 3 or (array.ndim == 4 and shape[-1] in (1, 3)):
+            return array
+        if array.ndim == 4 and shape[1] in (1, 3):
+            return array.transpose(0, 2, 3, 1)
+    raise UserError(f"source: {name} has shape {shape}; valid: {SHAPES}")
 
 
 def _values(name: str, dtype: np.dtype[Any], low: float, high: float) -> str:

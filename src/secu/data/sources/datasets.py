@@ -83,14 +83,8 @@ class PartsSource(Source):
     def __init__(self, name: str, parts: list[Part], class_names: tuple[str, ...]) -> None:
         counts = [len(part.pixels) for part in parts]
         targets = [np.full(len(part.pixels), -1) if part.targets is None else part.targets for part in parts]
-        known = any(part.targets is not None for part in parts)
-        super().__init__(
-            name,
-            name,
-            map(str, range(sum(counts))),
-            targets=np.concatenate(targets) if known else None,
-            class_names=class_names,
-        )
+        known = np.concatenate(targets) if any(part.targets is not None for part in parts) else None
+        super().__init__(name, name, map(str, range(sum(counts))), targets=known, class_names=class_names)
         self.parts = [part.pixels for part in parts]
         self.starts = np.cumsum([0, *counts[:-1]]).tolist()
 
