@@ -28,7 +28,7 @@ from results import KEPT
 
 from secu.base.files import write_json
 from secu.data import Images, load_images, open_source
-from secu.data.decode import decode
+from secu.data.decoding.decode import decode
 from secu.data.stream import cores
 from secu.train.device import choose_device
 from secu.train.feed import HostFeed

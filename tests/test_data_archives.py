@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import secu.data.archives as archives
+import secu.data.sources.archives as archives
 from secu.base.errors import UserError
 from secu.data import BadImage, decoded, load_images, open_source
 
@@ -64,7 +64,6 @@ def test_an_archive_is_read_in_place(tmp_path, suffix):
     images = load_images(source, (1, 4, 4), cache=tmp_path / "cache")
     assert images.ids == ("cats/2.JPG", "cats/10.png", "dogs/3.png")
     assert images.tensor[:, 0, 0, 0].tolist() == [20, 10, 3]
-    source.close()
     assert {p.name for p in tmp_path.iterdir()} == {path.name, "cache"}
 
 

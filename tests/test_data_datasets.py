@@ -14,8 +14,8 @@ from sklearn.datasets import load_digits
 from secu.base.errors import UserError
 from secu.config import DataConfig
 from secu.data import Images, data_root, default_cache, load, load_images, open_source, remember, shape_of, splits_of
-from secu.data.datasets import DATASETS, PartsSource
-from secu.data.formats import Part
+from secu.data.sources.datasets import DATASETS, PartsSource
+from secu.data.sources.formats import Part
 
 
 def load_dataset(name, split=None, root=None, **settings):

@@ -16,9 +16,9 @@ from PIL import Image
 
 from secu.config import DataConfig
 from secu.data import load, open_source
-from secu.data.decode import MAX_PIXELS, decode
-from secu.data.image_files import BadImage
-from secu.data.probe import read_header
+from secu.data.decoding.decode import MAX_PIXELS, decode
+from secu.data.decoding.image_files import BadImage
+from secu.data.decoding.probe import read_header
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -338,7 +338,7 @@ def test_what_the_system_refuses_is_a_reason(tmp_path):
 
 
 def test_errors_that_may_pass_are_not_lasting(tmp_path, monkeypatch):
-    import secu.data.decode as module
+    import secu.data.decoding.decode as module
 
     quarters().save(tmp_path / "a.png")
     for error in (MemoryError(), OSError(5, "Input/output error")):
@@ -429,8 +429,8 @@ WORST = """
 import resource, sys
 from secu.config import DataConfig
 from secu.data import load, open_source
-from secu.data.decode import MAX_PIXELS, decode
-from secu.data.image_files import BadImage
+from secu.data.decoding.decode import MAX_PIXELS, decode
+from secu.data.decoding.image_files import BadImage
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     decode(open(sys.argv[1], "rb").read(), 64, 3, None, int(sys.argv[2]))
@@ -470,7 +470,7 @@ def test_a_jpeg_of_20000_by_20000_is_decoded_at_an_eighth():
 
 
 def test_large_images_are_decoded_one_at_a_time(monkeypatch):
-    import secu.data.decode as module
+    import secu.data.decoding.decode as module
 
     monkeypatch.setattr(module, "LARGE", 100)
     content = encoded(quarters(), "PNG")

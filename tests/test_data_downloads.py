@@ -14,7 +14,7 @@ import pytest
 
 from secu.base.errors import UserError
 from secu.data import open_source
-from secu.data.downloads import ARCHIVES, BLOCK, Archive, download, install
+from secu.data.sources.downloads import ARCHIVES, BLOCK, Archive, download, install
 
 PAYLOAD = np.random.default_rng(0).bytes(3 * BLOCK)  # random, so that packing does not shrink it under a block
 

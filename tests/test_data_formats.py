@@ -10,8 +10,8 @@ import torch
 
 from secu.base.errors import UserError
 from secu.config import DataConfig
-from secu.data import classes as names
 from secu.data import load
+from secu.data.sources import datasets as names
 
 
 def load_dataset(name, split, root=None, size=None):

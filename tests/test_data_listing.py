@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secu.data import Images, open_source
-from secu.data.listing import Listing
 from secu.data.loading import combine
-from secu.data.source import FileSource
+from secu.data.sources.base import FileSource
+from secu.data.sources.listing import Listing
 from secu.data.strings import Names, PathsBelow
 from secu.data.text import natural
 
@@ -23,7 +23,7 @@ LATER = 10.0  # seconds since a folder was changed
 def folder(tmp_path, monkeypatch):
     """Return a folder of a few files, whose listing is kept although it is short."""
     monkeypatch.setenv("SECU_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("secu.data.listing.LEAST", 3)
+    monkeypatch.setattr("secu.data.sources.listing.LEAST", 3)
     for name in ("a/1.png", "a/2.png", "b/c/3.png"):
         path = tmp_path / "p" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def age(folder):
 @pytest.fixture
 def walks(monkeypatch):
     """Return a list that grows when a folder is listed."""
-    import secu.data.folders as folders
+    import secu.data.sources.folders as folders
 
     found: list[str] = []
     real = folders.walk
@@ -95,7 +95,7 @@ def test_a_listing_is_not_kept_where_changes_would_be_missed(folder):
 
 
 def test_small_folders_are_always_listed(folder, walks, monkeypatch):
-    monkeypatch.setattr("secu.data.listing.LEAST", 4)
+    monkeypatch.setattr("secu.data.sources.listing.LEAST", 4)
     open_source(folder)
     open_source(folder)
     assert len(walks) == 2

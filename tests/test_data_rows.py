@@ -44,7 +44,8 @@ import os, sys
 from pathlib import Path
 import numpy as np
 import torch
-from secu.data import formats, load_images, open_source, rows
+from secu.data import load_images, open_source, rows
+from secu.data.sources import formats
 from secu.base.errors import UserError
 
 def expect(path, read):

@@ -10,9 +10,9 @@ import pytest
 
 from secu.base.errors import UserError
 from secu.data import BadImage, load_images, open_source
-from secu.data.parquet_images import ParquetImages
-from secu.data.patterns import matching_files
-from secu.data.shards import ShardSource
+from secu.data.sources.parquet import ParquetImages
+from secu.data.sources.patterns import matching_files
+from secu.data.sources.shards import ShardSource
 from secu.data.strings import Names, pick
 from shard_files import NAMES, pictures, suffix, write_files, write_parquet, write_shards, write_tar
 
@@ -93,7 +93,7 @@ def test_a_single_parquet_file_with_images_is_not_a_manifest(tmp_path, images):
 
 def test_few_row_groups_stay_in_memory(tmp_path, images, monkeypatch):
     source = open_source(write_parquet(tmp_path / "p", images))
-    monkeypatch.setattr("secu.data.parquet_images.KEPT_BYTES", 2 * max(map(len, images)) * 4)
+    monkeypatch.setattr("secu.data.sources.parquet.KEPT_BYTES", 2 * max(map(len, images)) * 4)
     for i in np.random.default_rng(0).permutation(len(images)).tolist():
         assert source.read(i) == images[numbers_in(source)[i]]
         assert 1 <= len(source.kept) <= 3
@@ -123,8 +123,8 @@ def test_a_shard_is_indexed_once_and_again_if_it_changes(tmp_path, images, monke
     pattern = write_shards(tmp_path / "tar", images)
     first = open_source(pattern)
     indexed = []
-    real = __import__("secu.data.shards", fromlist=["_index"])._index
-    monkeypatch.setattr("secu.data.shards._index", lambda path: indexed.append(path) or real(path))
+    real = __import__("secu.data.sources.shards", fromlist=["_index"])._index
+    monkeypatch.setattr("secu.data.sources.shards._index", lambda path: indexed.append(path) or real(path))
     assert open_source(pattern).ids == first.ids
     assert indexed == []
     write_tar(tmp_path / "tar" / "shard-01.tar", [("new.jpg", images[1])])

@@ -466,7 +466,7 @@ def test_arrays_that_are_no_images(tmp_path, array, message):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nan_and_inf_are_counted(tmp_path, value, monkeypatch):
-    monkeypatch.setattr("secu.data.arrays.BLOCK", 4 * 16 * 3)
+    monkeypatch.setattr("secu.data.sources.arrays.BLOCK", 4 * 16 * 3)
     array = np.zeros((9, 4, 4), np.float32)
     array[[4, 7], 0, 1] = value
     array[7, 3, 3] = value
@@ -551,7 +551,7 @@ def test_probe(tmp_path, monkeypatch):
     assert open_source(tmp_path).probe() == (20, 1, None)
     put(tmp_path, "color.png")
     assert open_source(tmp_path).probe().channels == 3
-    monkeypatch.setattr("secu.data.probe.SAMPLE", 1)
+    monkeypatch.setattr("secu.data.decoding.probe.SAMPLE", 1)
     assert open_source(tmp_path).probe().channels == 1
 
 
@@ -690,7 +690,7 @@ def test_a_header_of_very_many_equal_columns(tmp_path):
 @pytest.mark.parametrize("column", ["path", "features"])
 def test_a_parquet_file_that_unpacks_to_too_much(tmp_path, monkeypatch, column):
     """Equal values are stored once: 100,000 rows in a few kilobytes."""
-    monkeypatch.setattr("secu.data.archives.ANY_RATIO", 1 << 20)
+    monkeypatch.setattr("secu.data.sources.archives.ANY_RATIO", 1 << 20)
     value = pa.array(["x" * 100]) if column == "path" else pa.array([[1.0] * 50])
     parquet.write_table(pa.table({column: value.take(pa.array(np.zeros(100_000, int)))}), tmp_path / "a.parquet")
     tracked = pa.total_allocated_bytes()

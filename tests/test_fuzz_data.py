@@ -32,8 +32,8 @@ from PIL import Image
 from secu.base.errors import UserError
 from secu.data import load_images, open_source
 from secu.data.cache import cached
-from secu.data.decode import decode
-from secu.data.probe import read_header
+from secu.data.decoding.decode import decode
+from secu.data.decoding.probe import read_header
 from secu.settings import load_config
 from secu.train.run import Run
 from test_embedding import embed, paint, use_tiny
@@ -117,16 +117,13 @@ def use(path):
     source = open_source(path)
     source.require_images()
     assert len(source) < 100_000
-    try:
-        source.probe()
-        for i in range(min(len(source), 3)):
-            survives(lambda i=i: source.decode(i, 8, 3))
-        if source.place and hasattr(source, "vectors"):
-            return load_images(source, source.vectors.shape[1:])
-        survives(lambda: source.label(next(iter(source.columns), "folder")))
-        return source
-    finally:
-        source.close()
+    source.probe()
+    for i in range(min(len(source), 3)):
+        survives(lambda i=i: source.decode(i, 8, 3))
+    if source.place and hasattr(source, "vectors"):
+        return load_images(source, source.vectors.shape[1:])
+    survives(lambda: source.label(next(iter(source.columns), "folder")))
+    return source
 
 
 # Valid files

@@ -193,7 +193,7 @@ def test_photographs_are_recognized(photo, classes):
     """The checkpoint's own classifier on our features: daisy, and monastery and palace, in the top five."""
     from sklearn.datasets import load_sample_image
 
-    from secu.data.decode import decode
+    from secu.data.decoding.decode import decode
 
     pixels = torch.from_numpy(decode(load_sample_image(photo), 160, 3)).float()[None] / 255
     mean, std = LITE0.normalization(3)

@@ -13,8 +13,8 @@ from scipy import stats
 from secu.base.errors import UserError
 from secu.config import AugmentConfig, Config
 from secu.data import Images, load_images, open_source
-from secu.data.decode import decode_crops
-from secu.data.image_files import BadImage
+from secu.data.decoding.decode import decode_crops
+from secu.data.decoding.image_files import BadImage
 from secu.settings import resolve
 from secu.train.feed import CropFeed, build_feed
 from secu.views.augment import Augmentation

@@ -100,7 +100,7 @@ def some_digits(count: int = 96) -> Images:
 
 def test_a_fit_plans_once_probes_once_and_builds_one_method(tiny_pictures, tmp_path, monkeypatch, secu, built):
     plans = counted(monkeypatch, "secu.apps.fit.make_plan")
-    samples = counted(monkeypatch, "secu.data.source.take_sample")
+    samples = counted(monkeypatch, "secu.data.sources.base.take_sample")
     secu("fit", tiny_pictures, "-k", 3, "--labels", "folder", "--out", tmp_path / "run", "optim.epochs=0")
     assert (tmp_path / "run" / "report.html").is_file()
     assert (len(plans), len(samples), built) == (1, 1, ["secu"])
@@ -108,7 +108,7 @@ def test_a_fit_plans_once_probes_once_and_builds_one_method(tiny_pictures, tmp_p
 
 def test_a_dry_run_plans_and_probes_once_and_builds_nothing(tiny_pictures, tmp_path, monkeypatch, secu, built):
     plans = counted(monkeypatch, "secu.apps.fit.make_plan")
-    samples = counted(monkeypatch, "secu.data.source.take_sample")
+    samples = counted(monkeypatch, "secu.data.sources.base.take_sample")
     secu("fit", tiny_pictures, "-k", 3, "--out", tmp_path / "run", "--dry-run")
     assert (len(plans), len(samples), built) == (1, 1, [])
     assert tree(tmp_path) == []

@@ -15,7 +15,7 @@ from secu.apps.originals import put
 from secu.apps.sort import sort_run
 from secu.base.errors import UserError
 from secu.data import Images
-from secu.data.archives import TarSource
+from secu.data.sources.archives import TarSource
 from secu.settings import merge
 from secu.train.listener import Listener
 

@@ -12,11 +12,11 @@ from PIL import Image
 
 from secu.base.errors import UserError
 from secu.data import BadImage, VectorSource, load_images, open_images, open_source, remember
-from secu.data import vectors as module
-from secu.data.arrays import ArraySource
 from secu.data.rows import FileRows
-from secu.data.source import FileSource
-from secu.data.vectors import looks_like_picture
+from secu.data.sources import vectors as module
+from secu.data.sources.arrays import ArraySource
+from secu.data.sources.base import FileSource
+from secu.data.sources.vectors import looks_like_picture
 
 LISTS = {
     "list": pa.list_,

@@ -101,6 +101,6 @@ METHODS = Registry(
 )
 SOURCES = Registry(
     "data.source",
-    dataset="secu.data.datasets:open_dataset",
-    hf="secu.data.hub_images:open_hub",
+    dataset="secu.data.sources.datasets:open_dataset",
+    hf="secu.data.sources.hub:open_hub",
 )

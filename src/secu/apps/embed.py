@@ -15,7 +15,7 @@ from secu.base.files import write_atomically
 from secu.base.names import escape
 from secu.config import Config
 from secu.data import FileSource, Images, Source, VectorSource
-from secu.data.vectors import MARK
+from secu.data.sources.vectors import MARK
 from secu.nets.pretrained import describe, require_extra
 from secu.results.tables import writable
 from secu.settings import resolve

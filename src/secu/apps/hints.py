@@ -13,7 +13,7 @@ from secu.base.names import printable, unescape
 from secu.data import Source
 from secu.data.hints import NO_GROUP, Hints, Pair, join_hints
 from secu.data.images import Images
-from secu.data.manifest import separator
+from secu.data.sources.manifest import separator
 from secu.data.text import one_line
 from secu.results.cells import rearm
 

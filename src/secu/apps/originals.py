@@ -13,8 +13,8 @@ from PIL import Image
 from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data import Images
-from secu.data.folders import is_image
-from secu.data.image_files import BadImage, opened
+from secu.data.decoding.image_files import BadImage, opened
+from secu.data.sources.folders import is_image
 from secu.data.text import one_line
 from secu.results.edits import ranked
 from secu.results.pictures import Tile

@@ -11,7 +11,7 @@ from secu.apps.originals import put
 from secu.base.errors import UserError
 from secu.base.files import aside
 from secu.data import Images
-from secu.data.folders import spelled_out
+from secu.data.sources.folders import spelled_out
 from secu.data.text import one_line
 from secu.results.edits import read_edits, read_rows
 from secu.results.reading import read_assignments

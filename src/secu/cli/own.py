@@ -134,7 +134,7 @@ def _show_results(results: "Results", seconds: float, path: Path, outcome: Mappi
 
 def name_of(source: str) -> str:
     """Return a default name for a run: that of its source or, for a pattern, the last folder without a wildcard."""
-    from secu.data.folders import spelled_out
+    from secu.data.sources.folders import spelled_out
 
     path = Path(spelled_out(os.path.expanduser(source))).resolve()
     return (path.name if path.is_dir() else path.name.partition(".")[0]) or "own"

@@ -11,8 +11,8 @@ from typing import TypeVar
 from secu.base import processes
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.image_files import BadImage
-from secu.data.source import Skipped, Source
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.base import Skipped, Source
 
 IN_A_ROW = 100  # broken images in a row after which the whole source is considered unreadable
 MAX_BAD = 0.05  # maximum share of unreadable images, unless allow_bad is set

@@ -1,8 +1,8 @@
 """A cache file with the decoded images of a source, keyed by the source's fingerprint.
 
 The file contains the readable images (N, C, S, S), then a JSON list of the bad ones, then the length of that list and a
-magic number. It is copied to memory, or read row by row if it is too large for that. It grows under a temporary name
-(partial.py), and is renamed once it is complete; a lock keeps two processes from writing the same file.
+magic number. It is copied to memory, or read row by row if it is too large for that. It grows under a temporary name,
+and is renamed once it is complete; a lock keeps two processes from writing the same file.
 """
 
 import errno
@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -21,37 +21,30 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
-from secu.data.decode import MAX_PIXELS
-from secu.data.image_files import BadImage
-from secu.data.partial import EVERY, Part
+from secu.data.decoding.decode import MAX_PIXELS
+from secu.data.decoding.image_files import BadImage
 from secu.data.rows import FileRows, fits_in_memory
-from secu.data.source import Shape, Source
+from secu.data.sources.base import Shape, Source
 from secu.data.stream import all_cores, decoded
 
 VERSION = 1  # increment it whenever the same file would decode to different pixels
 ENDING = f".v{VERSION}.images"
 MARK = b"SeCu" + VERSION.to_bytes(4, "little")
+EVERY = 5_000  # images between two records of progress
 
 Progress = Callable[[int, int], None]  # called with images done and total
 
 
 class Stored(NamedTuple):
-    """Inputs of a model: pixels (n, C, S, S) or features (n, D) of the readable images, errors of the others by index.
+    """Inputs of a model, and what is wrong with the images that cannot be read."""
 
-    Checksums (n,) of the pixels are present if the inputs are not pixels.
-    """
-
-    inputs: NDArray[Any] | FileRows
-    bad: dict[int, str]
-    checksums: NDArray[np.uint32] | None = None
+    inputs: NDArray[Any] | FileRows  # pixels (n, C, S, S) or features (n, D) of the readable images
+    bad: dict[int, str]  # errors of the others by index
+    checksums: NDArray[np.uint32] | None = None  # of the pixels (n,), if the inputs are not pixels
 
 
 def cached(source: Source, shape: Shape, values: str | None, folder: Path, progress: Progress | None = None) -> Stored:
-    """Return the decoded images of a source, decoding them unless the cache is up to date.
-
-    Raises:
-        UserError: The cache cannot be written, or no image can be read.
-    """
+    """Return the decoded images of a source, decoding them unless the cache is up to date."""
     kind = f"-{values.replace(' 0..', '')}" if values else ""
     path = folder / f"{state_of(source)}-{shape[1]}x{shape[0]}{kind}{ENDING}"
     return _load(path, len(source), shape) or _build(path, source, shape, values, progress)
@@ -106,8 +99,8 @@ def _build(path: Path, source: Source, shape: Shape, values: str | None, progres
 
     If it is interrupted or killed, the next call continues. Of several processes, one decodes and the others wait.
     """
-    size = len(source) * int(np.prod(shape))
-    part = Part(path.with_name(f".{path.name}.part"), len(source))
+    size = len(source) * prod(shape)
+    part = _Part(path, len(source))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
@@ -125,16 +118,61 @@ def _build(path: Path, source: Source, shape: Shape, values: str | None, progres
     return _stored(path, (len(source) - len(bad), *shape), {i: error.reason for i, error in bad.items()})
 
 
+class _Part:
+    """A file that is being filled, and a record of how many images are done, and which of them are bad."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path = path.with_name(f".{path.name}.part")
+        self.note = path.with_name(f".{path.name}.part.json")
+        self.count = count
+
+    def load(self) -> tuple[int, dict[int, BadImage]]:
+        """Return the number of images that are done, and the bad ones among them."""
+        try:
+            note = json.loads(self.note.read_text())
+            done = int(note["done"])
+            bad = {int(i): BadImage(str(reason), lasting=bool(lasting)) for i, reason, lasting in note["bad"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, {}
+        return (done, bad) if self.path.is_file() and 0 <= done <= self.count else (0, {})
+
+    def save(self, file: IO[bytes], done: int, bad: dict[int, BadImage]) -> None:
+        """Record how far the file is filled, after its content is on the disk."""
+        file.flush()
+        os.fsync(file.fileno())
+        temporary = self.note.with_name(f"{self.note.name}.new")
+        rows = [[i, error.reason, error.lasting] for i, error in bad.items()]
+        temporary.write_text(json.dumps({"done": done, "bad": rows}))
+        temporary.replace(self.note)
+
+    def remove(self) -> None:
+        """Remove both files."""
+        for path in (self.path, self.note):
+            with suppress(OSError):
+                path.unlink()
+
+
 def _fill(
-    part: Part, source: Source, shape: Shape, values: str | None, progress: Progress | None
+    part: _Part, source: Source, shape: Shape, values: str | None, progress: Progress | None
 ) -> dict[int, BadImage]:
     """Decode the images that are missing in a file, and finish it; return the bad ones."""
-    row = int(np.prod(shape))
+    row = prod(shape)
     done, bad = part.load()
+    rest = dict.fromkeys(source.order[done:], shape) if done else shape
     flags = os.O_RDWR | os.O_CREAT | (0 if done else os.O_TRUNC)
     with open(os.open(part.path, flags, 0o600), "r+b") as file:
         _reserve(file, len(source) * row)
-        _decode_into(file, part, source, shape, values, progress, done, bad)
+        with closing(decoded(source, rest, values, workers=all_cores())) as outcomes:
+            for now, (i, outcome) in enumerate(outcomes, done + 1):
+                if isinstance(outcome, BadImage):
+                    bad[i] = outcome
+                else:
+                    file.seek(i * row)
+                    file.write(outcome.data)
+                if now % EVERY == 0:
+                    part.save(file, now, bad)
+                if progress:
+                    progress(now, len(source))
         if len(bad) == len(source):
             first = bad[min(bad)].reason
             raise UserError(f"source: none of the {len(bad)} images in {source.name} can be read; first: {first}")
@@ -153,31 +191,6 @@ def _reserve(file: IO[bytes], size: int) -> None:
                 raise
 
 
-def _decode_into(
-    file: IO[bytes],
-    part: Part,
-    source: Source,
-    shape: Shape,
-    values: str | None,
-    progress: Progress | None,
-    done: int,
-    bad: dict[int, BadImage],
-) -> None:
-    """Write each readable image to its row, and add the others to the bad ones; skip those that are done."""
-    rest = dict.fromkeys(source.order[done:], shape) if done else shape
-    with closing(decoded(source, rest, values, workers=all_cores())) as outcomes:
-        for now, (i, outcome) in enumerate(outcomes, done + 1):
-            if isinstance(outcome, BadImage):
-                bad[i] = outcome
-            else:
-                file.seek(i * outcome.nbytes)
-                file.write(outcome.data)
-            if now % EVERY == 0:
-                part.save(file, now, bad)
-            if progress:
-                progress(now, len(source))
-
-
 def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> None:
     """Remove the gaps left by bad images, and append the list of them."""
     kept = 0
@@ -190,11 +203,8 @@ def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> 
             file.seek(kept * row)
             file.write(pixels)
         kept += 1
-    tail = {
-        "bad": [[i, bad[i].reason] for i in sorted(bad)],
-        "lasting": all(error.lasting for error in bad.values()),
-    }
-    text = json.dumps(tail).encode()
+    lasting = all(error.lasting for error in bad.values())
+    text = json.dumps({"bad": [[i, bad[i].reason] for i in sorted(bad)], "lasting": lasting}).encode()
     file.seek(kept * row)
     file.write(text + len(text).to_bytes(8, "little") + MARK)
     file.truncate()
@@ -205,10 +215,7 @@ def _finish(file: IO[bytes], bad: dict[int, BadImage], count: int, row: int) -> 
 def forget_earlier_states(folder: Path, source: Source, ending: str) -> None:
     """Remove cache files of earlier states of a source, and of earlier versions of this package.
 
-    Args:
-        folder: The cache.
-        source: The source in its current state.
-        ending: How names of current files end: version and kind.
+    Names of current files have the given ending: version and kind.
     """
     kind = ending.rpartition(".")[2]
     for old in (*folder.glob(f"{_key(source)}-*.{kind}"), *folder.glob(f".{_key(source)}-*.{kind}.part*")):

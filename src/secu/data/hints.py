@@ -19,17 +19,11 @@ Pair = tuple[int, int]
 
 
 class Hints(NamedTuple):
-    """The groups of N images.
+    """The groups of N images."""
 
-    Attributes:
-        group: The group of each image (N,), or NO_GROUP.
-        names: The names of the first groups, in different clusters; the other groups have none.
-        apart: Pairs of groups in different clusters, at least one of which has no name.
-    """
-
-    group: NDArray[np.int64]
-    names: tuple[str, ...]
-    apart: tuple[Pair, ...]
+    group: NDArray[np.int64]  # of each image (N,), or NO_GROUP
+    names: tuple[str, ...]  # of the first groups, in different clusters; the other groups have none
+    apart: tuple[Pair, ...]  # groups in different clusters, at least one of which has no name
 
     def select(self, rows: Sequence[int]) -> "Hints":
         """Return the hints of the images in the given rows."""
@@ -51,16 +45,13 @@ def join_hints(ids: Sequence[str], names: Mapping[int, str], must: Iterable[Pair
         names: The name of some images, by index.
         must: Pairs of images in the same cluster.
         cannot: Pairs of images in different clusters.
-
-    Raises:
-        UserError: The hints contradict each other.
     """
     found = list(dict.fromkeys(names.values()))
     number = {name: len(ids) + n for n, name in enumerate(found)}  # a name is one more thing that images are linked to
     must = [*must, *((image, number[name]) for image, name in names.items())]
     cannot = list(cannot)
     part = _components(len(ids) + len(found), must)
-    _require_different_names(ids, found, part[len(ids) :], names, part)
+    _require_different_names(ids, found, names, part)
     for one, other in cannot:
         if part[one] == part[other]:
             both = f"{_shown(ids[one])} and {_shown(ids[other])}"
@@ -70,8 +61,9 @@ def join_hints(ids: Sequence[str], names: Mapping[int, str], must: Iterable[Pair
     group_of = {value: n for n, value in enumerate(parts)}
     group = np.full(len(ids), NO_GROUP)
     group[hinted] = [group_of[value] for value in part[hinted].tolist()]
-    apart = {_sorted(int(group[one]), int(group[other])) for one, other in cannot}
-    return Hints(group, tuple(found), tuple(sorted(pair for pair in apart if pair[1] >= len(found))))
+    pairs = np.sort(group[np.array(cannot, np.int64).reshape(-1, 2)], 1).tolist()
+    apart = {(one, other) for one, other in pairs if other >= len(found)}
+    return Hints(group, tuple(found), tuple(sorted(apart)))
 
 
 def _components(count: int, links: Sequence[Pair]) -> NDArray[np.int64]:
@@ -86,24 +78,16 @@ def _components(count: int, links: Sequence[Pair]) -> NDArray[np.int64]:
 
 
 def _require_different_names(
-    ids: Sequence[str],
-    found: Sequence[str],
-    part_of_name: NDArray[np.int64],
-    names: Mapping[int, str],
-    part: NDArray[np.int64],
+    ids: Sequence[str], found: Sequence[str], names: Mapping[int, str], part: NDArray[np.int64]
 ) -> None:
     """Raise if links put images with different names together."""
     first: dict[int, str] = {}
-    for name, value in zip(found, part_of_name.tolist(), strict=True):
+    for name, value in zip(found, part[len(ids) :].tolist(), strict=True):
         other = first.setdefault(value, name)
         if other != name:
             example = next(image for image, given in names.items() if given == name and part[image] == value)
             both = f"{_shown(other)} and {_shown(name)}"
             raise UserError(f"hints: {both} are different names, but links put {_shown(ids[example])} in both")
-
-
-def _sorted(one: int, other: int) -> Pair:
-    return (one, other) if one < other else (other, one)
 
 
 def _shown(name: str) -> str:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.data.broken import Broken
-from secu.data.cutting import Choose
-from secu.data.image_files import BadImage
+from secu.data.decoding.cutting import Choose
+from secu.data.decoding.image_files import BadImage
 from secu.data.rows import FileRows
-from secu.data.shards import ShardSource
-from secu.data.source import FileSource, Shape, Skipped, Source
+from secu.data.sources.base import FileSource, Shape, Skipped, Source
+from secu.data.sources.shards import ShardSource
 from secu.data.stream import crop_now, decoded, decoded_ahead
 from secu.data.strings import pick, picked_ids
 
@@ -104,9 +104,7 @@ class Images:
             return self.tensor[index]
         if self.rows is None:
             return next(self.fetch_ahead([index]))
-        import torch
-
-        return torch.from_numpy(self.rows[index.numpy()])
+        return _tensor(self.rows[index.numpy()])
 
     def fetch_ahead(self, batches: Iterable[Tensor]) -> Generator[Tensor]:
         """Yield the inputs of successive batches; images that are decoded on demand are decoded ahead.
@@ -116,13 +114,11 @@ class Images:
         if self.tensor is not None or self.rows is not None:
             yield from map(self.fetch, batches)
             return
-        import torch
-
         assert self.broken is not None
         numbers = ([self.numbers[i] for i in index.tolist()] for index in batches)
         with closing(decoded_ahead(self.broken, numbers, self.shape, self.values)) as decoded_batches:
             for pixels in decoded_batches:
-                yield torch.from_numpy(pixels)
+                yield _tensor(pixels)
 
     @property
     def has_originals(self) -> bool:
@@ -137,18 +133,14 @@ class Images:
             choose: Returns the boxes of each image, given width and height of the picture.
             size: Side of the results.
         """
-        import torch
-
         assert self.broken is not None
         numbers = [self.numbers[i] for i in index.tolist()]
-        return torch.from_numpy(crop_now(self.broken, numbers, choose, (self.shape[0], size, size), self.values))
+        return _tensor(crop_now(self.broken, numbers, choose, (self.shape[0], size, size), self.values))
 
     def pictures(self, index: Tensor, side: int) -> Tensor:
         """Return images for display, uint8 (B, C, S, S): see ``iter_pictures``."""
-        import torch
-
         found = dict(self.iter_pictures(dict.fromkeys(index.tolist(), side)))
-        return torch.from_numpy(np.stack([found[i] for i in index.tolist()]))
+        return _tensor(np.stack([found[i] for i in index.tolist()]))
 
     def iter_pictures(self, sides: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield images for display, each at its own size; the source is read only once, in its fastest order.
@@ -162,22 +154,18 @@ class Images:
         Yields:
             The index of an image, and uint8 (C, S, S), where S is at most its side but at least the stored size.
         """
-        import torch
-
         stored = self.shape[-1] if len(self.shape) == 3 else 0
         order = sorted(sides, key=self.position)
         sides = {i: min(sides[i], self.original_side) if self.source else 0 for i in order}
         at_hand = [i for i, side in sides.items() if stored and side <= stored]
         for first in range(0, len(at_hand), CHUNK):
             part = at_hand[first : first + CHUNK]
-            yield from zip(part, self.fetch(torch.tensor(part)).numpy(), strict=True)
+            yield from zip(part, self.fetch(_tensor(part)).numpy(), strict=True)
         if again := {i: side or 1 for i, side in sides.items() if not stored or side > stored}:
             yield from self._decoded_again(again, stored)
 
     def _decoded_again(self, sides: Mapping[int, int], stored: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield images from their originals, if possible."""
-        import torch
-
         if self.source is None:
             yield from ((i, np.full((1, 1, 1), 255, np.uint8)) for i in sides)
             return
@@ -192,7 +180,7 @@ class Images:
                     if not isinstance(outcome, BadImage):
                         yield i, outcome
                     elif stored:
-                        yield i, _enlarged(self.fetch(torch.tensor([i]))[0].numpy(), sides[i])
+                        yield i, _enlarged(self.fetch(_tensor([i]))[0].numpy(), sides[i])
                     else:
                         yield i, np.full((channels, sides[i], sides[i]), 255, np.uint8)
 
@@ -212,9 +200,7 @@ class Images:
         if self.source is not None:
             raw = self.source.read(self.numbers[i], self.values)
             return Path(raw) if isinstance(raw, str) else raw
-        import torch
-
-        pixels: NDArray[np.uint8] = self.fetch(torch.tensor([i]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
+        pixels: NDArray[np.uint8] = self.fetch(_tensor([i]))[0].permute(1, 2, 0).squeeze(-1).contiguous().numpy()
         return pixels
 
     def readable_rows(self) -> Sequence[int]:
@@ -253,6 +239,13 @@ class Images:
             checksums=None if self.checksums is None else self.checksums[rows],
             hints=None if self.hints is None else self.hints.select(rows),
         )
+
+
+def _tensor(values: NDArray[Any] | list[int]) -> Tensor:
+    """Return values as a tensor, which shares the memory of an array."""
+    import torch
+
+    return torch.as_tensor(values)
 
 
 def _enlarged(pixels_CHW: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

@@ -13,14 +13,14 @@ from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data.broken import MAX_BAD, Broken, unreadable
 from secu.data.cache import Progress, Stored, cached
-from secu.data.downloads import data_root
 from secu.data.images import Images
 from secu.data.opening import open_data, shape_of
 from secu.data.rows import FileRows
-from secu.data.source import Shape, Source
+from secu.data.sources.base import Shape, Source
+from secu.data.sources.downloads import data_root
+from secu.data.sources.vectors import VectorSource
 from secu.data.stream import decoded_in_batches, needs_decoding
 from secu.data.strings import pick, picked_ids
-from secu.data.vectors import VectorSource
 
 if TYPE_CHECKING:
     from secu.config import DataConfig
@@ -88,7 +88,8 @@ def load_images(
     """
     source.require_images()
     if isinstance(source, VectorSource):
-        return _vectors(source, shape)
+        source.ready(slice(0, 0), shape)  # raises if the run was trained on other inputs
+        return combine(source, Stored(source.in_memory(), {}), None, shape)
     if len(shape) == 1:
         raise UserError(f"source: {source.name} has images, but the run was trained on given feature vectors")
     _check(shape)
@@ -106,12 +107,6 @@ def load_images(
     if not allow_bad:
         require_few_bad(source, images)
     return images
-
-
-def _vectors(source: VectorSource, shape: Shape) -> Images:
-    """Return feature vectors as inputs."""
-    source.ready(slice(0, 0), shape)  # raises if the run was trained on other inputs
-    return combine(source, Stored(source.in_memory(), {}), None, shape)
 
 
 def default_cache() -> Path:
@@ -174,11 +169,7 @@ def combine(
 
 
 def require_all(images: Images) -> Images:
-    """Return the images, of which none may be unreadable: neither now nor while they are decoded on demand.
-
-    Raises:
-        UserError: One is.
-    """
+    """Return the images, of which none may be unreadable: neither now nor while they are decoded on demand."""
     if images.skipped:
         name, reason = images.skipped[0]
         raise UserError(f"source: {printable(name)} cannot be read: {reason} (data.strict)")

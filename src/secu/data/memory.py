@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from secu.base.errors import UserError
-from secu.data.arrays import ArraySource
-from secu.data.decode import Raw
+from secu.data.decoding.decode import Raw
 from secu.data.opening import open_source
-from secu.data.source import FileSource, Source
+from secu.data.sources.arrays import ArraySource
+from secu.data.sources.base import FileSource, Source
+from secu.data.sources.vectors import VectorSource
 from secu.data.text import one_line
-from secu.data.vectors import VectorSource
 
 SHAPES = "(N, H, W), (N, H, W, 3), (N, 3, H, W), (N, D) of features, or (N, H·H) of uint8, which are gray squares"
 
@@ -25,9 +25,6 @@ def open_images(images: Any) -> Source:
     """Return a source for an array, a tensor, a list of paths or of PIL images, or a path.
 
     A matrix holds feature vectors, one per row, as everywhere in scikit-learn; one of uint8 holds gray squares.
-
-    Raises:
-        UserError: The object is none of these, or its shape or range is invalid.
     """
     if isinstance(images, str | os.PathLike):
         return open_source(os.fspath(images))
@@ -41,9 +38,14 @@ def open_images(images: Any) -> Source:
     if items and all(isinstance(item, Image.Image) for item in items):
         return PictureSource(items)
     array = _as_array(images)
-    if array.ndim == 2 and array.dtype != np.uint8:
+    if array.ndim > 2:
+        return ArraySource("X", array)
+    if array.dtype != np.uint8:
         return VectorSource("X", array if array.dtype.kind == "f" else array.astype(np.float32))
-    return ArraySource("X", _as_images(array))
+    side = math.isqrt(array.shape[1])
+    if side**2 != array.shape[1]:
+        raise UserError(f"X: rows of {array.shape[1]} bytes are not squares of gray pixels; valid: {SHAPES}")
+    return ArraySource("X", array.reshape(-1, side, side))
 
 
 def _as_array(values: Any) -> NDArray[Any]:
@@ -61,14 +63,6 @@ def _as_array(values: Any) -> NDArray[Any]:
     if array.ndim < 2:
         raise UserError(f"X: no images in shape {array.shape}. Reshape your data to {SHAPES}")
     return array
-
-
-def _as_images(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of three or four dimensions; flat rows of bytes are interpreted as square gray images."""
-    side = math.isqrt(array.shape[1])
-    if array.ndim == 2 and side**2 != array.shape[1]:
-        raise UserError(f"X: rows of {array.shape[1]} bytes are not squares of gray pixels; valid: {SHAPES}")
-    return array.reshape(-1, side, side) if array.ndim == 2 else array
 
 
 class PictureSource(Source):

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.archives import TAR_SUFFIXES, TarSource, ZipSource
-from secu.data.arrays import open_array
-from secu.data.datasets import find_dataset, open_dataset
-from secu.data.folders import NoImages, is_image, open_folder, open_glob
-from secu.data.manifest import open_manifest
-from secu.data.parquet_images import holds_images, open_parquet_images
-from secu.data.patterns import is_pattern, matching_files, shards_in
-from secu.data.shards import open_shards
-from secu.data.source import FileSource, Shape, Source
-from secu.data.vectors import has_vectors, open_vectors
+from secu.data.sources.archives import TAR_SUFFIXES, TarSource, ZipSource
+from secu.data.sources.arrays import open_array
+from secu.data.sources.base import FileSource, Shape, Source
+from secu.data.sources.datasets import find_dataset, open_dataset
+from secu.data.sources.folders import NoImages, is_image, open_folder, open_glob
+from secu.data.sources.manifest import open_manifest
+from secu.data.sources.parquet import PARQUET, holds_images, open_parquet_images
+from secu.data.sources.patterns import is_pattern, matching_files, shards_in
+from secu.data.sources.shards import open_shards
+from secu.data.sources.vectors import has_vectors, open_vectors
 from secu.registry import SOURCES
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FILES = ".npy, .npz, .csv, .tsv, .parquet, .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz"  # .npy and .parquet: or vectors
 KINDS = f"a folder, a glob pattern, {FILES}, shard-{{000..012}}.tar, hf://NAME, or dataset:NAME"
-PARQUET = (".parquet", ".pq")
 
 
 def open_source(
@@ -64,11 +63,7 @@ def open_source(
 
 
 def open_data(data: DataConfig, split: str | None = None, root: Path | None = None) -> Source:
-    """Open the source in a run's settings; if it has splits, by default the one to train on.
-
-    Raises:
-        UserError: There is none, or see ``open_source``.
-    """
+    """Open the source in a run's settings; if it has splits, by default the one to train on."""
     if data.source is None:
         raise UserError("data.source: must be dataset:NAME, a folder or another source, got null")
     if split is None and splits_of(data.source):
@@ -88,11 +83,7 @@ def splits_of(name: str | Path | None) -> tuple[str, ...]:
 
 
 def shape_of(data: DataConfig) -> Shape:
-    """Return the shape that a source is read in, from the settings alone: of decoded images, or of given vectors.
-
-    Raises:
-        UserError: The settings do not determine the image size.
-    """
+    """Return the shape that a source is read in, from the settings alone: of decoded images, or of given vectors."""
     if data.features and data.image_size is None:
         return (data.features,)  # vectors that were not computed from images
     kind, rest = _kind_of(data.source or "")

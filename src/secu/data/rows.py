@@ -12,14 +12,14 @@ from contextlib import suppress
 from copy import copy
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.image_files import BadImage
+from secu.data.decoding.image_files import BadImage
 
 BLOCK = 64 << 20  # bytes read at a time
 LONGEST_HEADER = 16_384  # bytes of an .npy header, of which numpy accepts 10,000
@@ -44,16 +44,14 @@ class Header(NamedTuple):
 class FileRows:
     """An array in a file, which may be larger than memory; ``rows[…]`` returns copies of some of its rows.
 
+    If the file is too short, now or when rows are read, that is a ``BadImage``.
+
     Args:
         path: The file.
         dtype: Type of the values.
         shape: Shape of the array.
         offset: Position of the first value in the file, in bytes.
         what: What the file is, for messages.
-
-    Raises:
-        BadImage: The file is too short, now or when rows are read.
-        OSError: The file cannot be opened.
     """
 
     def __init__(
@@ -94,18 +92,20 @@ class FileRows:
     def select(self, numbers: Sequence[int]) -> Self:
         """Return the rows of these numbers as an array; nothing is read yet."""
         other = copy(self)
-        other.chosen = np.arange(len(self))[list(numbers)] if self.chosen is None else self.chosen[list(numbers)]
+        other.chosen = self._numbers()[list(numbers)]
         other.shape = (len(other.chosen), *self.shape[1:])
         return other
 
+    def _numbers(self) -> NDArray[np.int64]:
+        return np.arange(len(self)) if self.chosen is None else self.chosen
+
     def __getitem__(self, rows: int | slice | NDArray[np.int64]) -> NDArray[Any]:
         if isinstance(rows, int | np.integer):
-            row: NDArray[Any] = self[np.array([rows])][0]
-            return row
+            return cast("NDArray[Any]", self[np.array([rows])][0])
         if isinstance(rows, slice) and self.chosen is None:
             start, stop, _ = rows.indices(len(self))
             return self._read(start, max(0, stop - start)).transpose(self.axes)
-        numbers = (np.arange(len(self)) if self.chosen is None else self.chosen)[rows]
+        numbers = self._numbers()[rows]
         block = np.empty((len(numbers), *self.stored), self.dtype)
         for place, number in enumerate(numbers.tolist()):
             block[place] = self._read(number, 1)[0]
@@ -144,12 +144,7 @@ class _OpenFile(io.FileIO):
 
 
 def open_npy(path: str) -> FileRows | NDArray[Any]:
-    """Open the array in an .npy file; one in Fortran order, whose rows are scattered, is copied to memory.
-
-    Raises:
-        UserError: The file contains Python objects, is truncated, or is in Fortran order and too large.
-        ValueError, OSError: The file is damaged or cannot be read.
-    """
+    """Open the array in an .npy file; one in Fortran order, whose rows are scattered, is copied to memory."""
     with open(path, "rb") as file:
         header = read_npy_header(file)
     require_plain(header)
@@ -163,11 +158,7 @@ def open_npy(path: str) -> FileRows | NDArray[Any]:
 
 
 def read_npy_header(file: IO[bytes]) -> Header:
-    """Return the header of an array in the .npy format.
-
-    Raises:
-        ValueError: The header is damaged.
-    """
+    """Return the header of an array in the .npy format; raise ``ValueError`` if it is damaged."""
     start = io.BytesIO(file.read(LONGEST_HEADER))  # numpy would read as much as the file claims
     version = np.lib.format.read_magic(start)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

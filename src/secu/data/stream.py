@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from secu.base import processes
 from secu.data.broken import Broken
-from secu.data.cutting import Choose
-from secu.data.decode import Raw, decode, decode_crops, quiet
-from secu.data.image_files import BadImage, as_bad_image
-from secu.data.source import Shape, Source
+from secu.data.decoding.cutting import Choose
+from secu.data.decoding.decode import Raw, decode, decode_crops, quiet
+from secu.data.decoding.image_files import BadImage, as_bad_image
+from secu.data.sources.base import Shape, Source
 
 Outcome = NDArray[np.uint8] | BadImage
 Batch = tuple[list[int], NDArray[np.uint8], list[tuple[int, BadImage]]]
@@ -25,11 +25,7 @@ AT_ONCE = 128  # images per decoded batch; small enough for smooth progress on l
 
 
 def decoded(
-    source: Source,
-    shape: Shape | Mapping[int, Shape],
-    values: str | None = None,
-    *,
-    workers: int | None = None,
+    source: Source, shape: Shape | Mapping[int, Shape], values: str | None = None, *, workers: int | None = None
 ) -> Generator[tuple[int, Outcome]]:
     """Decode all images in threads (pillow releases the GIL), in ``source.order``; or some, each to its own shape.
 
@@ -96,9 +92,6 @@ def decoded_ahead(
 
     Yields:
         The pixels of each batch (B, C, S, S).
-
-    Raises:
-        UserError: Too many images cannot be read.
     """
     waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
     pool = _lasting_pool()
@@ -132,16 +125,12 @@ def crop_now(
     """Cut boxes out of some images, the same number of each, in the same threads: (boxes, B, C, S, S).
 
     Another image takes the place of one that cannot be read (broken.py).
-
-    Raises:
-        UserError: Too many images cannot be read.
     """
     source = broken.source
 
     def crops(i: int, choose: Choose) -> NDArray[np.uint8]:
         with as_bad_image():
-            raw = source.read(i, values)
-        return decode_crops(raw, choose, shape[1], shape[0], values, source.max_pixels)
+            return decode_crops(source.read(i, values), choose, shape[1], shape[0], values, source.max_pixels)
 
     def fill(row: int) -> NDArray[np.uint8]:
         return broken.or_another(numbers[row], lambda i: crops(i, choose[row]))

@@ -55,14 +55,7 @@ class Names(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Names):
             return self.data == other.data and np.array_equal(self.ends, other.ends)
-        if not isinstance(other, tuple | list):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Names({list(self[:3])}…, {len(self):,} in all)" if len(self) > 3 else f"Names({list(self)})"
+        return list(self) == list(other) if isinstance(other, tuple | list) else NotImplemented
 
 
 class PathsBelow(Sequence[str]):
@@ -75,13 +68,7 @@ class PathsBelow(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> "PathsBelow": ...
-    def __getitem__(self, i: int | slice) -> "str | PathsBelow":
-        if isinstance(i, slice):
-            return PathsBelow(self.top, self.ids[i])
+    def __getitem__(self, i: int) -> str:  # type: ignore[override]
         return os.path.join(self.top, *self.ids[i].split("/"))
 
 

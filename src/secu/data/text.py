@@ -46,11 +46,7 @@ def with_type(error: BaseException) -> str:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn any exception into a ``UserError`` that names the file: on a damaged one, libraries may raise anything.
-
-    Args:
-        name: The file, as it is shown.
-    """
+    """Turn any exception into a ``UserError`` that names the file: on a damaged one, libraries may raise anything."""
     try:
         yield
     except UserError:

@@ -27,7 +27,7 @@ from secu.base.errors import UserError
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.broken import unreadable
 from secu.data.cache import Stored, cannot_write, forget_earlier_states, state_of
-from secu.data.decode import Raw, decode, quiet
+from secu.data.decoding.decode import Raw, decode, quiet
 from secu.data.loading import combine, require_few_bad
 from secu.data.rows import FileRows
 from secu.data.stream import cores, read_raw

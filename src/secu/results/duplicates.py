@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from secu.data import Images
-from secu.data.image_files import opened
+from secu.data.decoding.image_files import opened
 from secu.results.hashes import SIDE, Hashes, differing_bits, hash_pictures
 from secu.results.pictures import to_tile
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from secu.base.errors import UserError
 from secu.base.names import printable, unescape
-from secu.data.manifest import separator
+from secu.data.sources.manifest import separator
 from secu.results.cells import rearm
 
 SAFE = re.compile(r"[^\w.\-]+")

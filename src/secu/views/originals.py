@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from secu.config import AugmentConfig
-from secu.data.cutting import Box
+from secu.data.decoding.cutting import Box
 
 CROP_TRIES = 10  # as in torchvision: use the first of this many random boxes that fits, else a center crop
 VIEWS = 2

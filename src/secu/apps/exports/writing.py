@@ -9,7 +9,7 @@ from secu.apps.exports.content import Request, gather
 from secu.apps.exports.format import MARK, Format
 from secu.base.errors import UserError
 from secu.base.files import aside, is_taken, remove_leftovers, replace_folder, write_atomically, write_json
-from secu.data.folders import spelled_out
+from secu.data.sources.folders import spelled_out
 from secu.data.text import one_line
 from secu.registry import Registry
 

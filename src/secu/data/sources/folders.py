@@ -1,7 +1,7 @@
 """List the images in folders and glob patterns; each file is listed once, even if there are links to it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.listing import Listing, listed
-from secu.data.patterns import is_pattern
-from secu.data.source import FileSource, Skipped
+from secu.data.sources.base import FileSource, Skipped
+from secu.data.sources.listing import Listing, listed
+from secu.data.sources.patterns import is_pattern
 from secu.data.strings import Names, PathsBelow
 from secu.data.text import natural, one_line
 
@@ -40,11 +40,7 @@ def is_image(name: str) -> bool:
 
 
 def open_folder(name: str) -> FileSource:
-    """List the images in a folder and its subfolders, ignoring hidden and other files.
-
-    Raises:
-        UserError: The folder cannot be read.
-    """
+    """List the images in a folder and its subfolders, ignoring hidden and other files."""
     return _files(name, os.path.abspath(name), name, listed(name, "all", lambda: walk(name)))
 
 
@@ -57,15 +53,7 @@ def open_glob(pattern: str) -> FileSource:
     top, wanted = split_pattern(pattern)
     if not os.path.isdir(top):
         raise UserError(f"source: {printable(top)} in the pattern {printable(pattern)} is not a folder")
-    listing = listed(
-        top,
-        f"pattern {'/'.join(wanted)}",
-        lambda: walk(
-            top,
-            takes=lambda name: _matches(name.split("/"), wanted),
-            enters=lambda name: _may_lead(name.split("/"), wanted),
-        ),
-    )
+    listing = listed(top, f"pattern {'/'.join(wanted)}", lambda: walk(top, wanted))
     return _files(pattern, os.path.abspath(pattern), top, listing)
 
 
@@ -75,19 +63,10 @@ def open_classes(name: str, top: str) -> FileSource:
     Classes and files are in plain string order, as in torchvision. A class without images keeps its number, so that
     targets are consistent across splits.
     """
-    listing = listed(
-        top,
-        "classes",
-        lambda: walk(
-            top,
-            takes=lambda name: name.count("/") == 1,
-            enters=lambda name: "/" not in name,
-            key=lambda name: name.split("/"),
-        ),
-    )
+    listing = listed(top, "classes", lambda: walk(top, ["*", "*"], key=lambda name: name.split("/")))
     if not listing.ids:
         raise UserError(f"{name}: no images found in {top}; put them into one folder per class: {top}/<class>/<image>")
-    folders = [entry.name for entry in _entries(top, "", []) if _is_folder(entry)]
+    folders = [folder for folder in os.listdir(top) if os.path.isdir(os.path.join(top, folder))]
     class_names = sorted(folder for folder in folders if not folder.startswith("."))
     numbers = {folder: number for number, folder in enumerate(class_names)}
     targets = np.array([numbers[image.partition("/")[0]] for image in listing.ids], np.int64)
@@ -114,30 +93,19 @@ def _files(name: str, place: str, top: str, listing: Listing, **more: Any) -> Fi
     return FileSource(name, place, listing.ids, paths, skipped=listing.skipped, **more)
 
 
-def walk(
-    top: str,
-    takes: Callable[[str], bool] = lambda name: True,
-    enters: Callable[[str], bool] = lambda name: True,
-    key: Callable[[str], Any] = natural,
-) -> Listing:
-    """List the images below ``top``, sorted by ``key``.
+def walk(top: str, wanted: Sequence[str] = ("**",), key: Callable[[str], Any] = natural) -> Listing:
+    """List the images below ``top`` that match a pattern, given in parts, sorted by a key of their relative path.
 
     Each folder is visited once and each file is listed once, by its real path rather than by a link to it. Broken links
     are listed, so that they are reported. Hard links count as separate files.
-
-    Args:
-        top: The folder.
-        takes: Whether to list an image, by its relative path.
-        enters: Whether to visit a folder, by its relative path.
-        key: Sort key, from an image's relative path.
     """
     files: list[str] = []
     links: list[str] = []
     skipped: list[Skipped] = []
     visited: dict[str, Visit] = {}
     others = 0
-    for name, entry in _below(top, enters, skipped, visited):
-        if not (is_image(entry.name) and takes(name)):
+    for name, entry in _below(top, wanted, skipped, visited):
+        if not (is_image(entry.name) and _matches(name.split("/"), wanted)):
             others += 1
         elif entry.is_symlink():
             links.append(name)
@@ -145,13 +113,13 @@ def walk(
             files.append(name)
         else:
             skipped.append((name, "not a file"))
-    files += _new_targets(top, sorted(links, key=natural), visited, takes)
+    files += _new_targets(top, sorted(links, key=natural), visited, wanted)
     files.sort(key=key)
     times = np.array([visit.time for visit in visited.values()], np.int64)
     return Listing(Names.of(files), sorted(skipped), others, Names.of(visited), times, bool(links))
 
 
-def _new_targets(top: str, links: list[str], visited: dict[str, Visit], takes: Callable[[str], bool]) -> list[str]:
+def _new_targets(top: str, links: list[str], visited: dict[str, Visit], wanted: Sequence[str]) -> list[str]:
     """Return the links to files that are not listed already, under their own name or that of another link.
 
     A file is listed if its folder was, so that a set of a million paths is not needed.
@@ -161,14 +129,14 @@ def _new_targets(top: str, links: list[str], visited: dict[str, Visit], takes: C
         target = os.path.realpath(os.path.join(top, name))
         folder, file = os.path.split(target)
         visit = visited.get(folder)
-        is_listed = visit is not None and is_image(file) and takes(f"{visit.name}{file}") and os.path.isfile(target)
-        if not is_listed:
+        is_taken = visit is not None and is_image(file) and _matches(f"{visit.name}{file}".split("/"), wanted)
+        if not (is_taken and os.path.isfile(target)):
             new.setdefault(target, name)
     return list(new.values())
 
 
 def _below(
-    top: str, enters: Callable[[str], bool], skipped: list[Skipped], visited: dict[str, Visit]
+    top: str, wanted: Sequence[str], skipped: list[Skipped], visited: dict[str, Visit]
 ) -> Iterator[tuple[str, Entry]]:
     """Yield all files that are not hidden with their relative paths; fill in the folders by their real path."""
     real = [""]
@@ -180,11 +148,9 @@ def _below(
         if place in seen:
             continue
         seen.add(place)
-        changed = _changed(place)  # before it is listed, so that no change is missed
-        entries = _entries(place, folder, skipped)
-        run = folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}
+        changed, entries = _entries(place, folder, skipped)
         visited[place] = Visit(folder, changed)
-        if run:
+        if folder and {"config.yaml", "metrics.jsonl"} <= {entry.name for entry in entries}:
             continue  # a run folder: its pictures are not part of the data
         for entry in entries:
             name = f"{folder}{entry.name}"
@@ -192,26 +158,21 @@ def _below(
                 continue
             if not _is_folder(entry):
                 yield name, entry
-            elif enters(name):
+            elif _may_lead(name.split("/"), wanted):
                 (linked if entry.is_symlink() else real).append(f"{name}/")
 
 
-def _changed(place: str) -> int:
+def _entries(place: str, folder: str, skipped: list[Skipped]) -> tuple[int, list[Entry]]:
+    """Return when a folder last changed, and its entries."""
     try:
-        return os.stat(place).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _entries(place: str, folder: str, skipped: list[Skipped]) -> list[Entry]:
-    try:
+        changed = os.stat(place).st_mtime_ns  # before it is listed, so that no change is missed
         with os.scandir(place) as entries:
-            return list(entries)
+            return changed, list(entries)
     except OSError as error:
         if not folder:
             raise UserError(f"source: cannot read the folder {printable(place)}: {one_line(error)}") from None
         skipped.append((folder, f"folder cannot be read: {one_line(error)}"))
-        return []
+        return 0, []
 
 
 def _is_folder(entry: Entry) -> bool:
@@ -221,16 +182,16 @@ def _is_folder(entry: Entry) -> bool:
         return False
 
 
-def _matches(names: list[str], pattern: list[str]) -> bool:
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     """Return whether a path matches a pattern, part by part."""
     if not pattern:
         return not names
     if pattern[0] == "**":
-        return pattern[1:] == [] or any(_matches(names[i:], pattern[1:]) for i in range(len(names)))
+        return len(pattern) == 1 or any(_matches(names[i:], pattern[1:]) for i in range(len(names)))
     return bool(names) and fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
-def _may_lead(names: list[str], pattern: list[str]) -> bool:
+def _may_lead(names: Sequence[str], pattern: Sequence[str]) -> bool:
     """Return whether files below a folder could match a pattern."""
     for name, part in zip(names, pattern, strict=False):
         if part == "**":

@@ -8,13 +8,11 @@ from typing import Any, TextIO
 
 from secu.base.errors import UserError, nearest, shortened
 from secu.base.names import printable
-from secu.data.archives import require_ratio
-from secu.data.source import FileSource, Skipped
+from secu.data.sources.base import FileSource, Skipped
+from secu.data.sources.parquet import PARQUET, read_parquet
 from secu.data.text import reading
 
 MAX_MISSING = 1_000_000  # values that may be left out at the ends of lines
-BATCH = 4096  # rows of a Parquet file that are read at a time
-CELL = 64  # bytes of a small Python object
 
 Table = dict[str, list[Any]]
 
@@ -23,9 +21,6 @@ def open_manifest(name: str) -> FileSource:
     """Read a .csv, .tsv or .parquet manifest, keeping its order; relative paths are relative to its folder.
 
     Rows without a path and rows that repeat a file are skipped.
-
-    Raises:
-        UserError: The manifest cannot be read, or has no ``path`` column.
     """
     table = _read(name)
     place = os.path.abspath(name)
@@ -56,7 +51,7 @@ def separator(file: TextIO) -> str:
 def _read(name: str) -> Table:
     """Return the columns of a manifest, including ``path``."""
     with reading(printable(name)):
-        table = read_parquet(name).to_pydict() if name.lower().endswith((".parquet", ".pq")) else _read_csv(name)
+        table = read_parquet(name).to_pydict() if name.lower().endswith(PARQUET) else _read_csv(name)
     if "path" not in table:
         known = nearest("path", map(printable, table)).replace("valid:", "it has") if table else "it is empty"
         missing = f"source: {printable(name)} has no column 'path', which names the file of each image"
@@ -89,31 +84,3 @@ def _read_csv(name: str) -> Table:
             for column, value in zip_longest(header, row, fillvalue=""):
                 table[column].append(value)
     return table
-
-
-def read_schema(path: str) -> Any:
-    """Return the columns of a Parquet file and their types."""
-    import pyarrow.parquet as parquet  # slow to import
-
-    with open(path, "rb") as content:  # pyarrow needs paths to be UTF-8
-        return parquet.read_schema(content)
-
-
-def read_parquet(name: str) -> Any:
-    """Return the table in a Parquet file, read in batches: a few bytes may stand for millions of equal values.
-
-    Raises:
-        ValueError: It unpacks to too much.
-    """
-    import pyarrow as pa  # slow to import
-    import pyarrow.parquet as parquet
-
-    size = os.path.getsize(name)
-    with open(name, "rb") as content, parquet.ParquetFile(content) as file:  # pyarrow needs paths to be UTF-8
-        batches = []
-        unpacked = 0
-        for batch in file.iter_batches(BATCH):
-            unpacked += batch.nbytes + CELL * batch.num_rows * batch.num_columns
-            require_ratio(unpacked, size)
-            batches.append(batch)
-        return pa.Table.from_batches(batches, file.schema_arrow)

@@ -20,10 +20,9 @@ from functools import cached_property
 from typing import IO, Any, NamedTuple, cast
 
 from secu.base.names import printable
-from secu.data.decode import Raw
-from secu.data.folders import is_image
-from secu.data.image_files import BadImage
-from secu.data.source import Skipped, Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.sources.base import Skipped, Source, file_stamp
+from secu.data.sources.folders import is_image
 from secu.data.text import natural, reading
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
@@ -90,46 +89,30 @@ class ZipSource(_ArchiveSource):
         with self.lock, self.archive.open(info) as file:
             return file.read(info.file_size)
 
-    def close(self) -> None:
-        """Close the archive."""
-        self.archive.close()
-
 
 class TarSource(_ArchiveSource):
     """Images in a .tar, compressed or not."""
 
     def __init__(self, name: str) -> None:
+        found: list[Member] = []
         with reading(printable(name)):
+            size = os.path.getsize(name)
             self.file = _unpacking(name)
             self.archive = open_tar(self.file, MAX_MEMBER)
-            found = self._list(os.path.getsize(name))
+            self.random_order = isinstance(self.file, io.BufferedReader)  # a compressed one is read from the start
+            for info in members_of(self.archive):
+                if not self.random_order:
+                    require_ratio(info.offset_data + info.size, size)
+                if not info.isdir():
+                    refusal = _size_refusal(info.size) if info.isfile() else "a link or a device"
+                    found.append(Member(info.name, info, info.offset_data, refusal))
         super().__init__(name, found)
-        self.random_order = isinstance(self.file, io.BufferedReader)  # a compressed one is read from the start
-
-    def _list(self, size: int) -> list[Member]:
-        plain = isinstance(self.file, io.BufferedReader)
-        found: list[Member] = []
-        for info in members_of(self.archive):
-            if not plain:
-                require_ratio(info.offset_data + info.size, size)
-            if not info.isdir():
-                refusal = _size_refusal(info.size) if info.isfile() else "a link or a device"
-                found.append(Member(info.name, info, info.offset_data, refusal))
-        return found
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes of image ``i``; fast when images are read in archive order."""
         info: tarfile.TarInfo = self.members[i].info
         with self.lock:
-            file = self.archive.extractfile(info)
-            if file is None:
-                raise BadImage("a link or a device")
-            return file.read(info.size)
-
-    def close(self) -> None:
-        """Close the archive."""
-        self.archive.close()
-        self.file.close()
+            return cast("IO[bytes]", self.archive.extractfile(info)).read(info.size)
 
 
 def open_tar(file: IO[bytes], most: int) -> tarfile.TarFile:
@@ -138,11 +121,7 @@ def open_tar(file: IO[bytes], most: int) -> tarfile.TarFile:
 
 
 def members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a .tar.
-
-    Raises:
-        tarfile.ReadError: A header is damaged in a way that would make tarfile loop forever.
-    """
+    """Yield the members of a .tar; raise if a header is damaged in a way that would make tarfile loop forever."""
     reached = -1
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # otherwise all headers stay in memory
@@ -181,11 +160,7 @@ def _unpacking(name: str) -> IO[bytes]:
 
 
 def require_ratio(unpacked: int, size: int) -> None:
-    """Raise if the content of a compressed file is much larger than the file, in bytes.
-
-    Raises:
-        ValueError: It is.
-    """
+    """Raise ``ValueError`` if the content of a compressed file is much larger than the file, in bytes."""
     if unpacked > max(ANY_RATIO, MAX_RATIO * size):
         raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size; unpack it by hand")
 

@@ -36,16 +36,9 @@ def squares(image: Image.Image, boxes: Sequence[Box] | None, stored: tuple[int, 
         size: Side of the squares.
     """
     if boxes is None:
-        return [_on_white(_central(image, size))]
+        return [_on_white(image.resize((size, size), Image.Resampling.BILINEAR, box=center(image)))]
     shrink = (ceil(stored[0] / image.width), ceil(stored[1] / image.height))  # 1, 2, 4 or 8
     return [_on_white(_cut(image, box, shrink, size)) for box in boxes]
-
-
-def _central(image: Image.Image, size: int) -> Image.Image:
-    """Scale only the central square, which equals scaling and then cropping."""
-    if image.size == (size, size):
-        return image
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=center(image))
 
 
 def _cut(image: Image.Image, box: Box, shrink: tuple[int, int], size: int) -> Image.Image:

@@ -12,17 +12,18 @@ interpreted like those that a run was trained on (``values_of``), so that a few 
 """
 
 import os
+import zipfile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.base.errors import UserError
+from secu.base.errors import UserError, shortened
 from secu.base.names import printable
-from secu.data.decode import Raw
-from secu.data.npz import load_npz
-from secu.data.rows import BLOCK, FileRows, open_npy
-from secu.data.source import Shape, Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.rows import BLOCK, FileRows, Header, open_npy, read_npy_header, require_plain
+from secu.data.sources.archives import require_ratio
+from secu.data.sources.base import Shape, Source, file_stamp
 from secu.data.text import reading
 
 SLACK = 0.05  # tolerance for floats from 0 to 1, since resizing may overshoot
@@ -30,6 +31,7 @@ ROUNDING = 1e-4  # tolerance for other floats, relative to their range
 HIGHEST = {"float": (1, 16, 255), "int": (1, 16, 255, 1023, 4095, 16383, 65535)}  # maxima of the known ranges
 USUAL = ("float 0..1", "float 0..255", "int 0..255")  # common encodings of ordinary 8-bit images
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
+IMAGE_KEYS = ("images", "image", "x", "data", "pixels", "arr_0")  # preferred keys of an .npz with several image arrays
 
 Rows = NDArray[Any] | FileRows
 
@@ -64,9 +66,6 @@ class ArraySource(Source):
 
         If the run used floats and this array has integers, or vice versa, each is interpreted by its own range,
         provided that both ranges are common ones.
-
-        Raises:
-            UserError: The values do not fit the run's range.
         """
         own = self.own_values
         if not wanted or not own or wanted == own:
@@ -117,36 +116,62 @@ class ArraySource(Source):
 
 
 def open_array(path: str) -> ArraySource:
-    """Open an .npy or .npz file; other arrays of an .npz with one value per image become columns.
-
-    Raises:
-        UserError: The file cannot be read, contains Python objects, or contains no images.
-    """
-    array: Rows
-    columns: dict[str, Any] = {}
+    """Open an .npy or .npz file; other arrays of an .npz with one value per image become columns."""
     with reading(printable(path)):
-        if path.lower().endswith(".npz"):
-            array, columns = load_npz(path)
-        else:
-            array = open_npy(path)
+        array, columns = _load_npz(path) if path.lower().endswith(".npz") else (open_npy(path), {})
     return ArraySource(path, array, place=os.path.abspath(path), stamp=file_stamp(path), columns=columns)
+
+
+def _load_npz(path: str) -> tuple[Rows, dict[str, Any]]:
+    """Return the images in an .npz file, and other arrays with one value per image."""
+    headers = {}
+    with zipfile.ZipFile(path) as file:
+        for name in file.namelist():
+            if name.endswith(".npy"):
+                with file.open(name) as member:
+                    headers[name.removesuffix(".npy")] = read_npy_header(member)
+        key = _image_key(path, headers)
+        count = headers[key].shape[:1]
+        alike = [name for name, header in headers.items() if header.shape == count and not header.dtype.hasobject]
+        require_ratio(sum(headers[name].nbytes for name in (key, *alike)), os.path.getsize(path))
+        images = _read_npz(file, key, headers[key])
+        return images, {name: _read_npz(file, name, headers[name]).tolist() for name in alike}
+
+
+def _image_key(path: str, headers: dict[str, Header]) -> str:
+    """Return the key of the images in an .npz file."""
+    images = [key for key, header in headers.items() if len(header.shape) in (3, 4)]
+    if len(images) > 1:
+        images = [key for name in IMAGE_KEYS for key in images if key.lower() == name][:1] or images
+    if len(images) == 1:
+        return images[0]
+    what = f"several arrays of images ({', '.join(images)}): name one of them 'images'" if images else "no images"
+    held = shortened(", ".join(f"{key} {header.shape}" for key, header in headers.items()))
+    raise UserError(
+        f"source: {printable(path)} contains {printable(shortened(what))}; it has {printable(held) or 'nothing'}"
+    )
+
+
+def _read_npz(file: zipfile.ZipFile, key: str, header: Header) -> NDArray[Any]:
+    require_plain(header)
+    if header.offset + header.nbytes > file.getinfo(f"{key}.npy").file_size:
+        raise ValueError(f"the array {key} is truncated")
+    with file.open(f"{key}.npy") as member:
+        array: NDArray[Any] = np.lib.format.read_array(member)  # in pieces, so that it is in memory only once
+    return array
 
 
 def _channels_last(name: str, array: Rows) -> Rows:
     """Return a view (N, H, W) or (N, H, W, C)."""
     shape = array.shape
-    wrong = UserError(f"source: {name} has shape {shape}; valid: {SHAPES}")
-    if array.ndim not in (3, 4) or 0 in shape[1:]:
-        raise wrong
-    if array.ndim == 3:
-        if shape[-1] == 3 and shape[1] > 3:
-            raise UserError(f"source: {name} has shape {shape}, which looks like one color image; valid: {SHAPES}")
-        return array
-    if shape[-1] in (1, 3):
-        return array
-    if shape[1] in (1, 3):
-        return array.transpose(0, 2, 3, 1)
-    raise wrong
+    if array.ndim == 3 and shape[-1] == 3 and shape[1] > 3:
+        raise UserError(f"source: {name} has shape {shape}, which looks like one color image; valid: {SHAPES}")
+    if 0 not in shape[1:]:
+        if array.ndim == 3 or (array.ndim == 4 and shape[-1] in (1, 3)):
+            return array
+        if array.ndim == 4 and shape[1] in (1, 3):
+            return array.transpose(0, 2, 3, 1)
+    raise UserError(f"source: {name} has shape {shape}; valid: {SHAPES}")
 
 
 def _values(name: str, dtype: np.dtype[Any], low: float, high: float) -> str:

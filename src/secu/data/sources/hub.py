@@ -10,10 +10,10 @@ from typing import Any
 
 from secu.base.errors import UserError, nearest
 from secu.base.names import printable
-from secu.data.decode import Raw
-from secu.data.image_files import BadImage
-from secu.data.parquet_images import LABELS, USUAL, labeled, named
-from secu.data.source import Source
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.base import Source
+from secu.data.sources.parquet import LABELS, USUAL, labeled, named
 from secu.data.strings import Names
 from secu.data.text import one_line
 
@@ -29,7 +29,7 @@ class HubImages(Source):
         self.data = data.cast_column(column, datasets.Image(decode=False)).select_columns([column])
         self.column = column
         simple = [key for key, kind in data.features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
-        columns = {key: named(list(data[key]), class_names(data, key)) for key in simple}
+        columns = {key: named(list(data[key]), _class_names(data, key)) for key in simple}
         stamps = [self.data._fingerprint]  # that ``datasets`` gives to the rows
         super().__init__(name, name, Names.of(map(str, range(len(data)))), columns=columns, stamps=stamps)
 
@@ -43,28 +43,26 @@ class HubImages(Source):
 
 
 def open_hub(rest: str, split: str | None = None) -> Source:
-    """Open ``//NAME``, ``//FOLDER`` or one of these with ``#SPLIT``.
-
-    Raises:
-        UserError: The library is missing, or the data cannot be loaded or have no images or no such split.
-    """
-    place, _, named = rest.removeprefix("//").partition("#")
+    """Open ``//NAME``, ``//FOLDER`` or one of these with ``#SPLIT``."""
+    place, _, part = rest.removeprefix("//").partition("#")
     name = f"hf://{place}"
     if find_spec("datasets") is None:
         raise UserError(
             f'source: {printable(name)} needs the package datasets; install it with: pip install "secu[hub]"'
         )
+    import datasets
+
     splits = _load(name, os.path.expanduser(place))
-    wanted = split or named or ("train" if "train" in splits else next(iter(splits)))
+    wanted = split or part or ("train" if "train" in splits else next(iter(splits)))
     if wanted not in splits:
         raise UserError(f"split: {printable(name)} has no split {wanted!r}; {nearest(wanted, splits)}")
     data = splits[wanted]
-    column = _image_column(data)
-    if column is None:
+    found = [key for key, kind in data.features.items() if isinstance(kind, datasets.Image)]
+    if not found:
         raise UserError(f"source: {printable(name)} has no column of images; it has {', '.join(data.column_names)}")
-    source = HubImages(name, data, column)
+    source = HubImages(name, data, next((key for key in USUAL if key in found), found[0]))
     label = next((key for key in LABELS if key in source.columns), None)
-    return labeled(source, label, class_names(data, label))
+    return labeled(source, label, _class_names(data, label))
 
 
 def _load(name: str, place: str) -> dict[str, Any]:
@@ -86,13 +84,6 @@ def _load(name: str, place: str) -> dict[str, Any]:
     return dict(data) if isinstance(data, dict) else {str(data.split or "train"): data}
 
 
-def _image_column(data: Any) -> str | None:
-    import datasets
-
-    found = [key for key, kind in data.features.items() if isinstance(kind, datasets.Image)]
-    return next((key for key in USUAL if key in found), found[0] if found else None)
-
-
-def class_names(data: Any, key: str | None) -> list[str] | None:
+def _class_names(data: Any, key: str | None) -> list[str] | None:
     """Return the names of the classes of a column of labels; None if it has none."""
     return getattr(data.features.get(key), "names", None)

@@ -9,23 +9,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError, nearest
-from secu.data import classes
-from secu.data.decode import Raw
-from secu.data.downloads import data_root
-from secu.data.folders import open_classes
-from secu.data.formats import Part, cifar_binary, cifar_pickle, stl10_binary
-from secu.data.source import Shape, Source
+from secu.data.decoding.decode import Raw
+from secu.data.sources.base import Shape, Source
+from secu.data.sources.downloads import data_root
+from secu.data.sources.folders import open_classes
+from secu.data.sources.formats import Part, cifar_binary, cifar_pickle, stl10_binary
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+_FINE = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man
+    maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
+    plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
+    snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train
+    trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+_COARSE = """
+    aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
+    household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes
+    large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees
+    vehicles_1 vehicles_2
+"""
+CIFAR100 = tuple(_FINE.split())
+CIFAR100_COARSE = tuple(_COARSE.split())
 
 
 class DataSet(NamedTuple):
     """Description of a data set.
 
-    Attributes:
-        splits: The names of its splits.
-        shape: Channels, height and width of its images.
-        classes: The name of each target.
-        read: Reads the parts of a split under a root; returns None if the files do not exist. ImageNet has no such
-            function: it is decoded on demand, and its classes are its folders.
+    ``read`` returns the parts of a split under a root; None if the files do not exist. ImageNet has no such function:
+    it is decoded on demand, and its classes are its folders.
     """
 
     splits: tuple[str, ...]
@@ -35,27 +50,17 @@ class DataSet(NamedTuple):
 
 
 def find_dataset(name: str) -> DataSet:
-    """Return the description of a data set.
-
-    Raises:
-        UserError: The name is unknown.
-    """
+    """Return the description of a data set."""
     if name not in DATASETS:
         raise UserError(f"data: unknown data set {name!r}; {nearest(name, DATASETS)}")
     return DATASETS[name]
 
 
 def open_dataset(name: str, split: str | None = None, root: Path | None = None) -> Source:
-    """Return a split of a data set stored under ``root``.
+    """Return a split of a data set, by default ``train``, stored under ``root``, by default ``data_root()``.
 
-    Args:
-        name: A key of ``DATASETS``; ``cifar100-20`` is CIFAR-100 with its 20 superclasses as targets.
-        split: One of its splits; by default ``train``. ``digits`` has no official split, so each split is the whole
-            data set.
-        root: The folder of all data sets; by default ``data_root()``.
-
-    Raises:
-        UserError: The name or split is unknown, or the files are missing or damaged.
+    ``cifar100-20`` is CIFAR-100 with its 20 superclasses as targets. ``digits`` has no official split, so each split is
+    the whole data set.
     """
     dataset = find_dataset(name)
     split = split or "train"
@@ -77,8 +82,9 @@ class PartsSource(Source):
 
     def __init__(self, name: str, parts: list[Part], class_names: tuple[str, ...]) -> None:
         counts = [len(part.pixels) for part in parts]
-        ids = map(str, range(sum(counts)))
-        super().__init__(name, name, ids, targets=_join_targets(parts), class_names=class_names)
+        targets = [np.full(len(part.pixels), -1) if part.targets is None else part.targets for part in parts]
+        known = np.concatenate(targets) if any(part.targets is not None for part in parts) else None
+        super().__init__(name, name, map(str, range(sum(counts))), targets=known, class_names=class_names)
         self.parts = [part.pixels for part in parts]
         self.starts = np.cumsum([0, *counts[:-1]]).tolist()
 
@@ -98,13 +104,6 @@ class PartsSource(Source):
         for part, first in zip(self.parts, self.starts, strict=True):
             if start < first + len(part) and stop > first:
                 yield part[max(0, start - first) : stop - first]
-
-
-def _join_targets(parts: list[Part]) -> NDArray[np.int64] | None:
-    if all(part.targets is None for part in parts):
-        return None
-    targets = [np.full(len(part.pixels), -1) if part.targets is None else part.targets for part in parts]
-    return np.concatenate(targets)
 
 
 def _cifar10(root: Path, split: str) -> list[Part] | None:
@@ -157,14 +156,13 @@ def _imagenet_folder(root: Path, split: str) -> Path:
     return found
 
 
-_FINE = partial(_cifar100, level="fine", number=100)
-_COARSE = partial(_cifar100, level="coarse", number=20)
-_STL10_SPLITS = ("train", "test", "unlabeled", "train+unlabeled")
 DATASETS = {
-    "cifar10": DataSet(("train", "test"), (3, 32, 32), classes.CIFAR10, _cifar10),
-    "cifar100": DataSet(("train", "test"), (3, 32, 32), classes.CIFAR100, _FINE),
-    "cifar100-20": DataSet(("train", "test"), (3, 32, 32), classes.CIFAR100_COARSE, _COARSE),
-    "stl10": DataSet(_STL10_SPLITS, (3, 96, 96), classes.STL10, _stl10),
+    "cifar10": DataSet(("train", "test"), (3, 32, 32), CIFAR10, _cifar10),
+    "cifar100": DataSet(("train", "test"), (3, 32, 32), CIFAR100, partial(_cifar100, level="fine", number=100)),
+    "cifar100-20": DataSet(
+        ("train", "test"), (3, 32, 32), CIFAR100_COARSE, partial(_cifar100, level="coarse", number=20)
+    ),
+    "stl10": DataSet(("train", "test", "unlabeled", "train+unlabeled"), (3, 96, 96), STL10, _stl10),
     "imagenet": DataSet(("train", "test"), (3, 256, 256), (), None),
-    "digits": DataSet(("train", "test", "all"), (1, 8, 8), classes.DIGITS, _digits),
+    "digits": DataSet(("train", "test", "all"), (1, 8, 8), tuple("0123456789"), _digits),
 }

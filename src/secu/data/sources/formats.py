@@ -16,7 +16,6 @@ from secu.base.errors import UserError
 from secu.data.rows import FileRows
 
 CIFAR_SHAPE = (3, 32, 32)
-STL10_SHAPE = (3, 96, 96)
 
 
 class Part(NamedTuple):
@@ -49,7 +48,7 @@ def cifar_pickle(path: Path, key: str, classes: int) -> Part:
 
 def stl10_binary(pixels: Path, labels: Path | None, classes: int) -> Part:
     """Read ``*_X.bin``, whose images are stored column by column, and its ``*_y.bin`` of labels from 1."""
-    images = _records(pixels, STL10_SHAPE).transpose(0, 1, 3, 2)
+    images = _records(pixels, (3, 96, 96)).transpose(0, 1, 3, 2)
     if labels is None:
         return Part(images, None)
     targets = _checked(labels, _records(labels, (1,)).in_memory()[:, 0], 1, classes)
@@ -97,17 +96,13 @@ _ADMITTED = {
 }
 
 
-class _RefusedError(Exception):
-    """A pickle contains something other than arrays and plain values."""
-
-
 class _ArrayUnpickler(pickle.Unpickler):
     """An unpickler restricted to arrays and plain values, so that a malicious file cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the allowed constructors; raise for everything else."""
         if (module, name) not in _ADMITTED:
-            raise _RefusedError(f"{module}.{name}")
+            raise UserError(f"refused: its pickle requires {module}.{name}, which is not allowed")
         return _ADMITTED[module, name]
 
 
@@ -116,16 +111,12 @@ def _unpickle(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file, encoding="bytes").load()
-    except _RefusedError as error:
-        raise UserError(f"{path}: refused: its pickle requires {error}, which is not allowed") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # a damaged pickle may raise any exception
         raise UserError(f"{path}: is not a valid pickle: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold a mapping, got {_kind(content)}")
-    return {_text(key): value for key, value in content.items()}
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return {key.decode(errors="replace") if isinstance(key, bytes) else str(key): content[key] for key in content}

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 
-from secu.data.cutting import Choose, center, enough, squares
-from secu.data.image_files import BadImage, as_bad_image, opened
+from secu.data.decoding.cutting import Choose, center, enough, squares
+from secu.data.decoding.image_files import BadImage, as_bad_image, opened
 
 MAX_PIXELS = 100_000_000  # default of data.max_pixels; decoding takes up to 16 bytes per pixel (WebP), so 1.6 GB
 JPEG_FACTOR = 8  # a JPEG may have this many times as many pixels
@@ -81,18 +81,8 @@ def decode_crops(
     """Return parts of the whole image, each scaled to a square, as (parts, channels, size, size).
 
     They are what ``Image.crop(box).resize(size)`` returns. A JPEG that is much larger than necessary is decoded at a
-    half, a quarter or an eighth of its size.
-
-    Args:
-        raw: As in ``decode``.
-        choose: Called with width and height of the stored image, before it is rotated; returns the boxes.
-        size: Side of the squares.
-        channels: 1 for gray, 3 for color.
-        values: Range of 16-bit files.
-        max_pixels: Number of pixels above which a file is rejected.
-
-    Raises:
-        BadImage: The image cannot be read.
+    half, a quarter or an eighth of its size. ``choose`` is called with width and height of the stored image, before it
+    is rotated, and returns the boxes; the other arguments are those of ``decode``.
     """
     return np.stack(_decode(raw, choose, size, channels, values, max_pixels))
 
@@ -131,16 +121,13 @@ def _draft(image: ImageFile.ImageFile, least: tuple[int, int], channels: int, ma
     require_size(image, max_pixels)
     if image.format in ("JPEG", "MPO"):
         image.draft("L" if channels == 1 else None, least)
-        _require_size(image, max_pixels, 1)
+        require_size(image, max_pixels, drafted=True)
 
 
-def require_size(image: Image.Image, max_pixels: int) -> None:
-    """Raise ``BadImage`` if an image has too many pixels to be decoded."""
-    reducible = image.format in ("JPEG", "MPO") and not image.info.get("progressive")
-    _require_size(image, max_pixels, JPEG_FACTOR if reducible else 1)
-
-
-def _require_size(image: Image.Image, max_pixels: int, factor: int) -> None:
+def require_size(image: Image.Image, max_pixels: int, *, drafted: bool = False) -> None:
+    """Raise ``BadImage`` if an image has too many pixels to be decoded: as stored, or as drafted."""
+    reducible = image.format in ("JPEG", "MPO") and not image.info.get("progressive") and not drafted
+    factor = JPEG_FACTOR if reducible else 1
     pixels = image.width * image.height
     limit = factor * max_pixels
     if pixels > limit:

@@ -15,12 +15,11 @@ import numpy as np
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.archives import require_ratio
-from secu.data.decode import Raw
-from secu.data.image_files import BadImage
-from secu.data.manifest import read_schema
-from secu.data.patterns import distinct
-from secu.data.source import Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.archives import require_ratio
+from secu.data.sources.base import Source, file_stamp
+from secu.data.sources.patterns import distinct
 from secu.data.strings import Names
 from secu.data.text import reading
 
@@ -28,6 +27,9 @@ USUAL = ("image", "img", "picture", "photo")  # preferred names of the column, i
 LABELS = ("label", "labels", "fine_label")  # preferred names of the column with true labels
 KEPT_BYTES = 512 << 20  # row groups in memory, in bytes
 BATCH = 64  # images unpacked at a time, so that a bomb is noticed early
+ROWS = 4096  # rows of a table without images that are read at a time
+CELL = 64  # bytes of a small Python object
+PARQUET = (".parquet", ".pq")
 
 
 class Table(NamedTuple):
@@ -45,8 +47,7 @@ class ParquetImages(Source):
         super().__init__(name, place, _ids(files, tables), columns=_join(tables), stamps=map(file_stamp, files))
         self.files = tuple(files)
         self.column = column
-        groups = [(file, group) for file, table in enumerate(tables) for group in range(len(table.rows))]
-        self.groups = groups
+        self.groups = [(file, group) for file, table in enumerate(tables) for group in range(len(table.rows))]
         self.starts = np.cumsum([0, *(rows for table in tables for rows in table.rows)])
         self.kept: OrderedDict[int, Any] = OrderedDict()
         self.lock = threading.Lock()
@@ -64,34 +65,55 @@ class ParquetImages(Source):
         with self.lock:
             if group not in self.kept:
                 file, number = self.groups[group]
-                self.kept[group] = read_group(self.files[file], number, self.column)
+                self.kept[group] = _read_group(self.files[file], number, self.column)
             self.kept.move_to_end(group)
             while len(self.kept) > 1 and sum(kept.nbytes for kept in self.kept.values()) > KEPT_BYTES:
                 self.kept.popitem(last=False)
             return self.kept[group]
 
 
-def read_group(path: str, group: int, column: str) -> Any:
+def read_schema(path: str) -> Any:
+    """Return the columns of a Parquet file and their types."""
+    import pyarrow.parquet as parquet
+
+    with open(path, "rb") as content:  # pyarrow needs paths to be UTF-8
+        return parquet.read_schema(content)
+
+
+def read_parquet(name: str) -> Any:
+    """Return the table in a Parquet file, read in batches: a few bytes may stand for millions of equal values."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    size = os.path.getsize(name)
+    with open(name, "rb") as content, parquet.ParquetFile(content) as file:  # pyarrow needs paths to be UTF-8
+        batches = []
+        unpacked = 0
+        for batch in file.iter_batches(ROWS):
+            unpacked += batch.nbytes + CELL * batch.num_rows * batch.num_columns
+            require_ratio(unpacked, size)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, file.schema_arrow)
+
+
+def _read_group(path: str, group: int, column: str) -> Any:
     """Return the bytes of the images in a row group, as an array of pyarrow."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     with open(path, "rb") as content, parquet.ParquetFile(content) as file:  # pyarrow needs paths to be UTF-8
-        wanted = _bytes_of(file.schema_arrow, column)
+        is_nested = pa.types.is_struct(file.schema_arrow.field(column).type)
+        wanted = f"{column}.bytes" if is_nested else column
         batches = []
         for batch in file.iter_batches(BATCH, row_groups=[group], columns=[wanted]):
             batches.append(batch)
             require_ratio(sum(part.nbytes for part in batches), os.path.getsize(path))
     images = pa.Table.from_batches(batches).column(column).combine_chunks()
-    return images.field("bytes") if pa.types.is_struct(images.type) else images
+    return images.field("bytes") if is_nested else images
 
 
 def open_parquet_images(name: str, files: Sequence[str]) -> Source:
-    """Open Parquet files with images; a column of labels, if there is one, becomes the true labels.
-
-    Raises:
-        UserError: A file cannot be read, or the files have different columns.
-    """
+    """Open Parquet files with images; a column of labels, if there is one, becomes the true labels."""
     first = _schema(files[0])
     column = image_column(first)
     if column is None:
@@ -122,22 +144,10 @@ def holds_images(path: str) -> bool:
 def _holds_bytes(field: Any) -> bool:
     import pyarrow as pa
 
+    binary = (pa.binary(), pa.large_binary())
     if pa.types.is_struct(field.type):
-        inside = {part.name: part.type for part in field.type}
-        return "bytes" in inside and _is_binary(inside["bytes"])
-    return field.name in USUAL and _is_binary(field.type)
-
-
-def _is_binary(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _bytes_of(schema: Any, column: str) -> str:
-    import pyarrow as pa
-
-    return f"{column}.bytes" if pa.types.is_struct(schema.field(column).type) else column
+        return any(part.name == "bytes" and part.type in binary for part in field.type)
+    return field.name in USUAL and field.type in binary
 
 
 def _schema(path: str) -> Any:
@@ -163,21 +173,16 @@ def _read(path: str, schema: Any, column: str, names: dict[str, list[str]]) -> T
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    simple = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_boolean,
-    )
+    types = pa.types
+    simple = (types.is_integer, types.is_floating, types.is_string, types.is_large_string, types.is_boolean)
     keys = [field.name for field in schema if any(test(field.type) for test in simple) and field.name != column]
     kind = schema.field(column).type
-    inner = [part.name for part in kind] if pa.types.is_struct(kind) else []
+    has_paths = types.is_struct(kind) and "path" in [part.name for part in kind]
     with reading(printable(path)), open(path, "rb") as content, parquet.ParquetFile(content) as file:
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        table = file.read(columns=[*keys, *([f"{column}.path"] if "path" in inner else [])])
+        table = file.read(columns=[*keys, *([f"{column}.path"] if has_paths else [])])
         columns = {key: named(table.column(key).to_pylist(), names.get(key)) for key in keys}
-        stored = table.column(column).to_pylist() if "path" in inner else []
+        stored = table.column(column).to_pylist() if has_paths else []
     paths = [None if image is None else image["path"] for image in stored] or [None] * sum(rows)
     return Table(rows, paths, columns)
 

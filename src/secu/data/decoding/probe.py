@@ -8,28 +8,22 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from secu.base.names import printable
-from secu.data.decode import DEEP, LARGE, MAX_PIXELS, Raw, is_16_bit, quiet, require_size
-from secu.data.image_files import BadImage, as_bad_image, opened
+from secu.data.decoding.decode import DEEP, LARGE, MAX_PIXELS, Raw, is_16_bit, quiet, require_size
+from secu.data.decoding.image_files import BadImage, as_bad_image, opened
 
 if TYPE_CHECKING:
-    from secu.data.source import Source
+    from secu.data.sources.base import Source
 
 SAMPLE = 200  # number of images whose headers are read
 MEASURED = 20  # number of 16-bit files in the sample that are decoded
 
 
 class Probe(NamedTuple):
-    """Properties of a sample of the images.
+    """Properties of a sample of the images."""
 
-    Attributes:
-        side: The median of the shorter sides, in pixels.
-        channels: 1 if every image is gray, else 3.
-        values: How the values of an array or of 16-bit files are interpreted (data.values); None if unambiguous.
-    """
-
-    side: int
-    channels: int
-    values: str | None
+    side: int  # the median of the shorter sides, in pixels
+    channels: int  # 1 if every image is gray, else 3
+    values: str | None  # how an array or 16-bit files are interpreted (data.values); None if unambiguous
 
 
 class Header(NamedTuple):
@@ -72,16 +66,12 @@ def take_sample(source: Source) -> Sample:
         deep = [i for i, header in headers.items() if header.deep]
         for position in _spread(len(deep), MEASURED):
             with suppress(BadImage), as_bad_image():
-                brightest.append(_brightest(source.read(deep[position])))
+                brightest.append(_brightest(cast("str | bytes", source.read(deep[position]))))
     return Sample(tuple(headers.values()), tuple(bad), tuple(brightest))
 
 
 def read_header(raw: Raw, max_pixels: int = MAX_PIXELS) -> Header:
-    """Return an image's size and whether it is gray, without decoding it.
-
-    Raises:
-        BadImage: The image cannot be read, or is too large to be decoded.
-    """
+    """Return an image's size and whether it is gray, without decoding it."""
     if isinstance(raw, np.ndarray):
         return Header(raw.shape[1], raw.shape[0], raw.ndim == 2)
     with as_bad_image(), opened(raw) as image:
@@ -91,9 +81,8 @@ def read_header(raw: Raw, max_pixels: int = MAX_PIXELS) -> Header:
         return Header(image.width, image.height, gray, deep)
 
 
-def _brightest(raw: Raw) -> int:
+def _brightest(raw: str | bytes) -> int:
     """Return the maximum value of a 16-bit file."""
-    assert not isinstance(raw, np.ndarray)
     with opened(raw) as image:
         if image.width * image.height > LARGE:
             return 65_535  # too large to decode here, so assume the full range

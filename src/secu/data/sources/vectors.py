@@ -5,7 +5,7 @@ shown in reports and sorted into folders; training uses the vectors alone.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable, unescape
-from secu.data.decode import Raw
-from secu.data.image_files import BadImage
-from secu.data.manifest import read_parquet, read_schema
-from secu.data.probe import Probe
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.decoding.probe import Probe
 from secu.data.rows import FileRows, fits_in_memory, open_npy, read_npy_header
-from secu.data.source import Shape, Source, file_stamp
+from secu.data.sources.base import Shape, Source, file_stamp
+from secu.data.sources.parquet import read_parquet, read_schema
 from secu.data.text import reading
 
 COLUMNS = ("features", "embedding", "embeddings", "vector")  # preferred names of a list column, if there are several
@@ -38,10 +38,7 @@ class VectorSource(Source):
         place: Path to reopen the vectors from; empty for vectors in memory.
         stamp: String that changes when the vectors change; empty in memory.
         paths: The file of each picture; None if there are no pictures.
-        columns: Additional columns.
-
-    Raises:
-        UserError: The vectors cannot be clustered.
+        more: Other arguments of ``Source``.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class VectorSource(Source):
         place: str = "",
         stamp: str = "",
         paths: Sequence[str] | None = None,
-        columns: Mapping[str, Sequence[Any]] | None = None,
+        **more: Any,
     ) -> None:
         _require_usable(printable(name), vectors)
         self.vectors = vectors
@@ -60,9 +57,8 @@ class VectorSource(Source):
         self.paths: list[str] | None = None
         if paths is not None:
             ids = _unique_ids(paths)
-            base = os.path.dirname(place)
-            self.paths = [os.path.normpath(os.path.join(base, path)) for path in paths]
-        super().__init__(name, place, ids, columns=columns, stamps=[stamp])
+            self.paths = [os.path.normpath(os.path.join(os.path.dirname(place), path)) for path in paths]
+        super().__init__(name, place, ids, stamps=[stamp], **more)
         self.has_folders = paths is not None
 
     def read(self, i: int, values: str | None = None) -> Raw:
@@ -80,16 +76,12 @@ class VectorSource(Source):
         return np.array(self.vectors[rows], np.float32)
 
     def in_memory(self) -> NDArray[Any]:
-        """Return all vectors as writable memory of a type that torch has; training needs them all at once.
-
-        Raises:
-            UserError: They do not fit into memory.
-        """
+        """Return all vectors as writable memory of a type that torch has; training needs them all at once."""
         vectors = self.vectors
         plain = vectors.dtype if vectors.dtype.itemsize <= 4 and vectors.dtype.isnative else np.dtype(np.float32)
-        size = len(vectors) * vectors.shape[1] * plain.itemsize
         if not isinstance(vectors, FileRows):
             return vectors if vectors.flags.writeable and vectors.dtype == plain else np.array(vectors, plain)
+        size = len(vectors) * vectors.shape[1] * plain.itemsize
         if not fits_in_memory(size):
             raise UserError(
                 f"source: {self.name} has {size / 1e9:,.1f} GB of vectors, too many for this machine's memory"
@@ -105,11 +97,7 @@ class VectorSource(Source):
 
 
 def open_vectors(path: str) -> VectorSource:
-    """Open an .npy file with a float matrix, or a Parquet file with a list column.
-
-    Raises:
-        UserError: The file does not contain feature vectors that can be clustered.
-    """
+    """Open an .npy file with a float matrix, or a Parquet file with a list column."""
     place = os.path.abspath(path)
     if path.lower().endswith(".npy"):
         return VectorSource(path, open_npy(path), place=place, stamp=file_stamp(path))
@@ -130,19 +118,12 @@ def has_vectors(path: str) -> bool:
 
 
 def vector_column(schema: Any) -> str | None:
-    """Return the name of the column of a Parquet file that holds lists of floats; None if there is none.
-
-    Raises:
-        UserError: There are several, none of which has a usual name.
-    """
+    """Return the name of the column of a Parquet file that holds lists of floats; None if there is none."""
     import pyarrow as pa
 
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    found = [
-        field.name
-        for field in schema
-        if any(test(field.type) for test in lists) and pa.types.is_floating(field.type.value_type)
-    ]
+    columns = [field for field in schema if any(test(field.type) for test in lists)]
+    found = [field.name for field in columns if pa.types.is_floating(field.type.value_type)]
     usual = [name for name in COLUMNS if name in found]
     if "path" in schema.names and not usual:
         return None  # a manifest of images; the lists may be boxes or colors
@@ -164,7 +145,7 @@ def _read_parquet(path: str) -> tuple[NDArray[Any], dict[str, list[Any]]]:
 def _texts(table: Any) -> dict[str, list[Any]]:
     """Return the columns by name; what ``secu embed`` has escaped is restored."""
     columns: dict[str, list[Any]] = table.to_pydict()
-    if (table.schema.metadata or {}).get(MARK) is None:
+    if MARK not in (table.schema.metadata or {}):
         return columns
     return {
         unescape(name): [unescape(value) if isinstance(value, str) else value for value in values]
@@ -195,12 +176,11 @@ def _require_usable(name: str, vectors: NDArray[Any] | FileRows) -> None:
     for start in range(0, count, step):
         with np.errstate(over="ignore"):  # too large a number becomes infinite, which is reported below
             block = np.asarray(vectors[start : start + step], np.float32)
-        finite = np.isfinite(block).all(1)
-        if not finite.all():
-            first = start + int(np.flatnonzero(~finite)[0])
+        if not (finite := np.isfinite(block).all(1)).all():
+            first = start + int(finite.argmin())
             raise UserError(f"source: {name} has NaN, infinite or too large values, first in row {first}")
         if not (nonzero := block.any(1)).all():
-            first = start + int(np.flatnonzero(~nonzero)[0])
+            first = start + int(nonzero.argmin())
             raise UserError(f"source: {name} has vectors of zeros, which have no direction, first in row {first}")
     if looks_like_picture(np.asarray(vectors[:SAMPLE], np.float32)):
         raise UserError(f"source: {name} of shape {vectors.shape} looks like one picture; vectors have shape (N, D)")

@@ -9,23 +9,23 @@ import json
 import os
 import posixpath
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain, repeat
-from typing import NamedTuple
+from itertools import repeat
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.data.archives import MAX_MEMBER, members_of, open_tar
-from secu.data.decode import Raw
-from secu.data.folders import SUFFIXES, is_image
-from secu.data.image_files import BadImage
-from secu.data.listing import Arrays, indexed, packed, unpacked
-from secu.data.patterns import distinct
-from secu.data.source import Skipped, Source, file_stamp
+from secu.data.decoding.decode import Raw
+from secu.data.decoding.image_files import BadImage
+from secu.data.sources.archives import MAX_MEMBER, members_of, open_tar
+from secu.data.sources.base import Skipped, Source, file_stamp
+from secu.data.sources.folders import SUFFIXES, is_image
+from secu.data.sources.listing import Content, indexed
+from secu.data.sources.patterns import distinct
 from secu.data.strings import Names
 from secu.data.text import reading
 
@@ -66,21 +66,17 @@ class ShardSource(Source):
 
     def read(self, i: int, values: str | None = None) -> Raw:
         """Return the bytes of image ``i``; no file stays open, so that threads and processes need not share one."""
-        size = int(self.sizes[i])
-        with open(self.files[self.shard[i]], "rb", buffering=0) as file:
+        path = self.files[self.shard[i]]
+        with open(path, "rb", buffering=0) as file:
             file.seek(int(self.offsets[i]))
-            data = file.read(size)
-        if len(data) < size:
-            raise BadImage(f"{os.path.basename(self.files[self.shard[i]])} was truncated after it was indexed")
+            data = file.read(int(self.sizes[i]))
+        if len(data) < self.sizes[i]:
+            raise BadImage(f"{os.path.basename(path)} was truncated after it was indexed")
         return data
 
 
 def open_shards(pattern: str, files: Sequence[str]) -> Source:
-    """Open tar shards; if they have ``.cls`` members, these are the true labels.
-
-    Raises:
-        UserError: A shard is compressed, truncated or not a tar file, or none of them has images.
-    """
+    """Open tar shards; if they have ``.cls`` members, these are the true labels."""
     source = ShardSource(pattern, os.path.abspath(pattern), files)
     if not source.ids and not source.skipped:
         raise UserError(f"source: no images in the {len(files)} shards of {printable(pattern)}")
@@ -90,22 +86,27 @@ def open_shards(pattern: str, files: Sequence[str]) -> Source:
 def _open(path: str) -> Shard:
     """Return the index of a shard, from the cache if the file has not changed."""
     with reading(f"the shard {printable(path)}"):
-        arrays = indexed(path, f"shard {file_stamp(path)}", lambda: _index(path))
-    columns = {key: unpacked(f"column{number}", arrays) for number, key in enumerate(unpacked("keys", arrays))}
-    skipped = list(zip(unpacked("bad", arrays), unpacked("why", arrays), strict=True))
-    return Shard(unpacked("names", arrays), arrays["offsets"], arrays["sizes"], columns, skipped)
+        index = indexed(path, f"shard {file_stamp(path)}", lambda: _index(path))
+    columns = {key: index[f"column{number}"] for number, key in enumerate(index["keys"])}
+    skipped = list(zip(index["bad"], index["why"], strict=True))
+    return Shard(index["names"], index["offsets"], index["sizes"], columns, skipped)
 
 
-def _index(path: str) -> Arrays:
+def _index(path: str) -> Content:
     """List the members of a shard: its images, and the notes on them."""
     images: dict[str, dict[str, tuple[int, int]]] = {}  # key of a sample → name of an image → offset and size
     notes: dict[str, dict[str, str]] = {}
     skipped: list[Skipped] = []
     with open(path, "rb", buffering=0) as file:
         _refuse_compressed(path, file.read(6))
+        end = file.seek(0, os.SEEK_END)
         file.seek(0)
         with open_tar(file, MAX_NOTE) as archive:
-            for info in _files(archive, os.path.getsize(path)):
+            for info in members_of(archive):
+                if info.isdir():
+                    continue
+                if info.isfile() and info.offset_data + info.size > end:
+                    raise tarfile.ReadError(f"it is truncated in {printable(info.name)}")
                 name = posixpath.normpath(info.name).lstrip("/")
                 key, ending = _split(name)
                 if is_image(posixpath.basename(name)):
@@ -114,19 +115,10 @@ def _index(path: str) -> Arrays:
                     else:
                         images.setdefault(key, {})[name] = (info.offset_data, info.size)
                 elif ending in NOTES and info.isfile() and info.size <= MAX_NOTE:
-                    member = archive.extractfile(info)
-                    _add_note(notes.setdefault(key, {}), ending, member.read() if member else b"")
+                    content = cast("IO[bytes]", archive.extractfile(info)).read()
+                    _add_note(notes.setdefault(key, {}), ending, content)
     skipped += [(key, "sample has no image") for key in notes if key not in images]
-    return _arrays(images, notes, skipped)
-
-
-def _files(archive: tarfile.TarFile, end: int) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a shard but its folders; ``end`` is its size."""
-    for info in members_of(archive):
-        if info.isfile() and info.offset_data + info.size > end:
-            raise tarfile.ReadError(f"it is truncated in {printable(info.name)}")
-        if not info.isdir():
-            yield info
+    return _content(images, notes, skipped)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -149,36 +141,37 @@ def _add_note(notes: dict[str, str], ending: str, content: bytes) -> None:
                 notes.setdefault(key, str(value))
 
 
-def _arrays(
+def _content(
     images: dict[str, dict[str, tuple[int, int]]], notes: dict[str, dict[str, str]], skipped: list[Skipped]
-) -> Arrays:
-    """Return the index of a shard as arrays."""
+) -> Content:
+    """Return the index of a shard as arrays and names."""
     chosen = [(key, name, *place) for key, found in images.items() for name, place in _main_images(found).items()]
     keys = list(dict.fromkeys(key for values in notes.values() for key in values))
     if len(keys) > MOST_COLUMNS:
         raise ValueError(f"its .json members have {len(keys):,} different keys; the limit is {MOST_COLUMNS:,}")
-    arrays = packed("names", Names.of(name for _, name, _, _ in chosen))
-    arrays["offsets"] = np.array([offset for _, _, offset, _ in chosen], np.int64)
-    arrays["sizes"] = np.array([size for _, _, _, size in chosen], np.int64)
-    arrays |= packed("keys", Names.of(keys))
-    for number, key in enumerate(keys):
-        arrays |= packed(f"column{number}", Names.of(notes.get(sample, {}).get(key, "") for sample, *_ in chosen))
-    arrays |= packed("bad", Names.of(name for name, _ in skipped))
-    return arrays | packed("why", Names.of(why for _, why in skipped))
+    columns = [Names.of(notes.get(sample, {}).get(key, "") for sample, *_ in chosen) for key in keys]
+    return {
+        "names": Names.of(name for _, name, _, _ in chosen),
+        "offsets": np.array([offset for _, _, offset, _ in chosen], np.int64),
+        "sizes": np.array([size for _, _, _, size in chosen], np.int64),
+        "keys": Names.of(keys),
+        **{f"column{number}": column for number, column in enumerate(columns)},
+        "bad": Names.of(name for name, _ in skipped),
+        "why": Names.of(why for _, why in skipped),
+    }
 
 
 def _main_images(found: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Return the images ``KEY.jpg`` of a sample rather than ``KEY.mask.png``, unless it has no others."""
-    main = {name: place for name, place in found.items() if _split(name)[1] in SUFFIXES}
-    return main or found
+    return {name: place for name, place in found.items() if _split(name)[1] in SUFFIXES} or found
 
 
 def _refuse_compressed(path: str, magic: bytes) -> None:
     kinds = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
-    command = next((command for start, command in kinds.items() if magic.startswith(start)), None)
-    if command is not None:
-        why = "is compressed, so single images cannot be read from it; images hardly shrink anyway"
-        raise UserError(f"source: the shard {printable(path)} {why}: unpack it with {command}")
+    for start, command in kinds.items():
+        if magic.startswith(start):
+            why = "is compressed, so single images cannot be read from it; images hardly shrink anyway"
+            raise UserError(f"source: the shard {printable(path)} {why}: unpack it with {command}")
 
 
 def _refusal(info: tarfile.TarInfo) -> str:
@@ -192,8 +185,7 @@ def _refusal(info: tarfile.TarInfo) -> str:
 def _join_columns(shards: Sequence[Shard]) -> dict[str, Names]:
     """Return the columns of all shards; a shard without one has empty values."""
     keys = dict.fromkeys(key for shard in shards for key in shard.columns)
-    return {key: Names.of(chain.from_iterable(_column(shard, key) for shard in shards)) for key in keys}
-
-
-def _column(shard: Shard, key: str) -> Iterable[str]:
-    return shard.columns[key] if key in shard.columns else repeat("", len(shard.names))
+    return {
+        key: Names.of(value for shard in shards for value in shard.columns.get(key, repeat("", len(shard.names))))
+        for key in keys
+    }

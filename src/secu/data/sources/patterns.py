@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 
 from secu.base.errors import UserError
 from secu.base.names import printable
@@ -22,11 +23,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matching_files(pattern: str) -> list[str]:
-    """Return the files that a pattern expands to, in natural order within a wildcard.
-
-    Raises:
-        UserError: No file matches a wildcard, or a file that is named by braces does not exist.
-    """
+    """Return the files that a pattern expands to, in natural order within a wildcard."""
     found: dict[str, None] = {}
     names = _expanded(pattern)
     missing = [name for name in names if not glob.has_magic(name) and not os.path.isfile(name)]
@@ -47,26 +44,16 @@ def shards_in(folder: str) -> list[str]:
     """Return the .tar or, if there are none, the .parquet files in a folder, or in its subfolder ``data``."""
     for place in (folder, os.path.join(folder, "data")):
         for ending in SHARDS:
-            names = [name for name in _names(place) if name.endswith(ending) and not name.startswith(".")]
-            if names:
+            if names := glob.glob(f"*{ending}", root_dir=place):
                 return [os.path.join(place, name) for name in sorted(names, key=natural)]
     return []
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _expanded(pattern: str) -> list[str]:
     """Return the names that braces stand for: ``{000..012}`` counts, ``{train,val}`` lists."""
     parts = _BRACES.split(pattern)  # text, inside of braces, text, …
     choices = [[part] if i % 2 == 0 else _choices(part) or [f"{{{part}}}"] for i, part in enumerate(parts)]
-    total = 1
-    for choice in choices:
-        total *= len(choice)
+    total = prod(map(len, choices))
     if total > MOST:
         raise UserError(f"source: {printable(pattern)} expands to {total:,} files; the limit is {MOST:,}")
     return ["".join(chosen) for chosen in product(*choices)]

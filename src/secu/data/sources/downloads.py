@@ -9,9 +9,9 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -25,8 +25,7 @@ TIMEOUT = 30  # seconds without a byte
 Progress = Callable[[int, int | None], None]  # called with bytes done and total, if known
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """An official archive, its checksum and the one folder it unpacks to."""
 
     url: str
@@ -61,18 +60,10 @@ def data_root(option: Path | None = None) -> Path:
 
 
 def download(name: str, root: Path, *, progress: Progress | None = None) -> Path:
-    """Download a data set to ``root``, unless it already exists there.
-
-    Args:
-        name: Name of the data set, as in ``dataset:NAME``.
-        root: The folder of all data sets. If it contains the archive, nothing is downloaded.
-        progress: Called with the number of bytes so far and in total (None if unknown).
+    """Download a data set to ``root``, unless it or its archive already exists there.
 
     Returns:
         The data set's folder; ``root`` itself for ``digits``, which come with scikit-learn.
-
-    Raises:
-        UserError: The download failed, the checksum is wrong, or the data set must be obtained manually.
     """
     if name == "digits":
         return root

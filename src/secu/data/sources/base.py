@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from secu.base.errors import UserError, nearest
 from secu.base.names import printable
-from secu.data.decode import DEEP, MAX_PIXELS, Raw, decode
-from secu.data.image_files import as_bad_image
-from secu.data.probe import Probe, Sample, take_sample
+from secu.data.decoding.decode import DEEP, MAX_PIXELS, Raw, decode
+from secu.data.decoding.image_files import as_bad_image
+from secu.data.decoding.probe import Probe, Sample, take_sample
 from secu.data.strings import Names
 from secu.data.text import natural
 
@@ -101,9 +101,6 @@ class Source(ABC):
         """Whether decoded images may be cached: the source can be reopened, and changes can be detected."""
         return bool(self.place) and any(self.stamps())
 
-    def close(self) -> None:  # noqa: B027
-        """Close open files; no image can be read afterwards."""
-
     @property
     def order(self) -> Sequence[int]:
         """The indices of all images, in the fastest reading order."""
@@ -130,8 +127,7 @@ class Source(ABC):
             BadImage: The image cannot be read.
         """
         with as_bad_image():
-            raw = self.read(i, values)
-        return decode(raw, size, channels, values, self.max_pixels)
+            return decode(self.read(i, values), size, channels, values, self.max_pixels)
 
     @cached_property
     def sample(self) -> Sample:
@@ -200,14 +196,13 @@ class Source(ABC):
             UserError: There are no images, or no such labels.
         """
         self.require_images()
-        if labels in self.columns:
-            values = self.columns[labels]
-        elif labels == "folder" and self.has_folders:
-            values = [sys.intern(os.path.basename(os.path.dirname(name))) for name in self.ids]
-        else:
-            valid = [*self.columns, *(["folder"] if self.has_folders else [])]
+        valid = [*self.columns, "folder"] if self.has_folders else list(self.columns)
+        if labels not in valid:
             known = nearest(labels, valid) if valid else "it has no labels at all"
             raise UserError(f"labels: {self.name} has no {printable(labels)!r}; {known}")
+        values = self.columns.get(labels)
+        if values is None:
+            values = [sys.intern(os.path.basename(os.path.dirname(name))) for name in self.ids]
         texts = ["" if value is None or value != value else _text(value) for value in values]
         names = sorted({text for text in texts if text}, key=natural)
         if not names:
