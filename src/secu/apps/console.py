@@ -1,6 +1,7 @@
 """Console output of a running command: progress bars in a terminal, plain lines in a log file."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -114,6 +115,20 @@ class ConsoleListener(Listener):
         self.bar.stop()
         if self.status is not None:
             self.status.stop()
+
+
+class CallbackListener(ConsoleListener):
+    """Displays a run's progress and calls the user's function after each epoch."""
+
+    def __init__(self, console: Console, callback: Callable[[dict[str, Any]], object] | None) -> None:
+        super().__init__(console)
+        self.callback = callback
+
+    def epoch_ended(self, record: dict[str, Any], losses: dict[str, float]) -> None:
+        """Show the epoch, and pass a copy of its record to the callback."""
+        super().epoch_ended(record, losses)
+        if self.callback is not None:
+            self.callback(dict(record))
 
 
 def show_plan(console: Console, prepared: Prepared, *, reasons: bool) -> None:

@@ -1,4 +1,7 @@
-"""Checks of the estimator's parameters: a wrong type or value is reported in one line that says what is valid."""
+"""The estimator's parameters: what is valid, the request that they amount to, and what run.json keeps of them.
+
+A wrong type or value is reported in one line that says what is valid.
+"""
 
 import numbers
 import operator
@@ -8,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.utils import check_random_state
 
-from secu.apps.ranges import AUTO
+from secu.apps.fit import FitRequest, nested
+from secu.apps.ranges import AUTO, parse_clusters
 from secu.base.errors import UserError
+from secu.data import Source
+from secu.settings import flatten, merge
 
 LONGEST = 100  # characters of a value that a message repeats
 MOST_EPOCHS = 1_000_000
+NOTED = ("n_clusters", "epochs", "settings", "encoder", "balance", "self_label")  # parameters in run.json
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
@@ -24,6 +32,60 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     for name, valid, test in RULES:
         if not test(parameters[name]):
             raise UserError(f"{name}: {shown(parameters[name])} must be {valid}")
+
+
+def request_of(parameters: Mapping[str, Any], source: Source) -> FitRequest:
+    """Return the ``secu fit`` request that is equivalent to the parameters."""
+    state = parameters["random_state"]
+    seed = check_random_state(state).randint(2**31) if state is None or hasattr(state, "randint") else state
+    settings = merge({"seed": int(seed)}, nested(parameters["settings"] or {}))
+    second = second_stage(parameters["self_label"], parameters["settings"])
+    if settings.pop("selflabel", None) is not None and second is None:
+        raise UserError("settings: selflabel is only read with self_label=True")
+    if second is not None:  # which cannot continue from merged clusters
+        settings = merge({"answer": "head"}, settings)
+    if parameters["epochs"] is not None:
+        settings = merge(settings, {"optim": {"epochs": operator.index(parameters["epochs"])}})
+    wanted = parameters["n_clusters"]
+    if second is not None and isinstance(wanted, str):
+        raise UserError(f"self_label: needs one number of clusters, got n_clusters={wanted!r}")
+    return FitRequest(
+        source,
+        clusters=parse_clusters(wanted) if isinstance(wanted, str) else operator.index(wanted),
+        balance=_plain(parameters["balance"]),
+        overrides=settings,
+        encoder=parameters["encoder"],
+        device=parameters["device"],
+        allow_bad=parameters["allow_bad"],
+    )
+
+
+def second_stage(self_label: Any, settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the settings of self-labeling; None if it is disabled."""
+    if not isinstance(self_label, Mapping) and not self_label:
+        return None
+    asked = nested(self_label) if isinstance(self_label, Mapping) else {}
+    return merge({"selflabel": nested(settings or {}).get("selflabel", {})}, asked)
+
+
+def noted(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that run.json keeps, as plain values."""
+    epochs = parameters["epochs"]
+    note: dict[str, Any] = {
+        "epochs": epochs and int(epochs),
+        "settings": flatten(nested(parameters["settings"] or {})) or None,
+    }
+    if isinstance(parameters["n_clusters"], str):
+        note["n_clusters"] = parameters["n_clusters"]
+    taught = parameters["self_label"]
+    note["encoder"] = parameters["encoder"]
+    note["balance"] = _plain(parameters["balance"])
+    note["self_label"] = flatten(nested(taught)) if isinstance(taught, Mapping) else bool(taught)
+    return note
+
+
+def _plain(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def check_path(name: str, value: Any) -> Path:

@@ -4,28 +4,23 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from secu.base.errors import UserError
-from secu.cli.app import DataRoot, Debug, Device, RunFolder, app, console, errors, warn_if_unfinished
+from secu.cli import options
+from secu.cli.app import app, console, errors, warn_if_unfinished
 
 
 @app.command()
 def export(
-    run: RunFolder,
-    path: Annotated[Path, typer.Argument(metavar="DEST", help="MODEL.onnx; with --to, a new folder or .parquet file.")],
-    to: Annotated[
-        str | None,
-        typer.Option(help="Export the clusters to fiftyone, embedding-atlas, huggingface or labelstudio."),
-    ] = None,
-    names: Annotated[
-        Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
-    ] = None,
-    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
-    device: Device = "auto",
-    data: DataRoot = None,
-    debug: Debug = False,
+    run: options.RunFolder,
+    path: options.ExportPath,
+    to: options.Tool = None,
+    names: options.Names = None,
+    copy: options.Copy = False,
+    force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
 ) -> None:
     """Export the model as ONNX, or the clusters to another tool."""
     from secu.train.run import Run

@@ -51,16 +51,10 @@ class Row(NamedTuple):
 
 
 def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int]) -> Edits:
-    """Read the table downloaded from the report.
+    """Read the table downloaded from the report; without one, folders are named after the cluster numbers.
 
-    Args:
-        names: The table; if None, folders are named after the cluster numbers.
-        clusters: Number of clusters.
-        cluster_of: The cluster of each image in this run, by id. The table must match it, since another run
-            numbers its clusters differently.
-
-    Raises:
-        UserError: The table cannot be read, belongs to another run, or maps different names to the same folder.
+    The table must match the cluster of each image in this run, by id, since another run numbers its clusters
+    differently.
     """
     numbered = _numbered_folders(clusters)
     if names is None:

@@ -22,7 +22,7 @@ from secu.results.leaves import find_leaves
 from secu.results.pictures import Pictures
 from secu.results.report import Report, ReportData
 from secu.results.report.data import LOSSES
-from secu.results.tables import Table, make_table, table_writer
+from secu.results.tables import Table, make_table, write_table
 from secu.train.listener import Listener
 from secu.train.run import Run
 
@@ -38,15 +38,7 @@ def find_results(
     embeddings_ND: Tensor | None = None,
     clustering: Clustering | None = None,
 ) -> Results:
-    """Assign every image to its nearest center.
-
-    Args:
-        run: The run folder.
-        predictor: Its model.
-        images: The images.
-        embeddings_ND: Their embeddings; computed unless given.
-        clustering: All heads of the run; without it, the results have no tree of clusters.
-    """
+    """Assign every image to its nearest center; without the heads of the run, there is no tree of clusters."""
     embeddings_ND = predictor.embed(images).cpu() if embeddings_ND is None else embeddings_ND.cpu()
     rows = images.readable_rows()
     if len(rows) < len(images):
@@ -71,11 +63,7 @@ def write_results(
 ) -> None:
     """Write the tables of a finished run and, with ``pictures``, exemplars.png and report.html.
 
-    Args:
-        run: The run folder.
-        results: The results from ``find_results``.
-        pictures: Whether to write exemplars.png and report.html.
-        busy: Called with a description of each slow step.
+    ``busy`` is called with a description of each slow step.
     """
     busy = busy or Listener().busy  # does nothing
     if is_searched(results.images):
@@ -153,19 +141,11 @@ def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> Non
         leaf=results.leaves.column(results.predictions.cluster) if results.leaves else None,
     )
     for kind in ("csv", "parquet"):
-        _write(run.path / f"assignments.{kind}", table)
-    _write(run.path / "clusters.csv", _cluster_table(results))
+        write_table(run.path / f"assignments.{kind}", table)
+    write_table(run.path / "clusters.csv", _cluster_table(results))
     skipped = [*results.images.skipped, *results.images.repeated]
     reasons = [escape_text(reason) for _, reason in skipped]
-    _write(run.path / "skipped.csv", {"id": [escape(name) for name, _ in skipped], "reason": reasons})
-
-
-def _write(path: Path, table: Table) -> None:
-    def write(temporary: Path) -> None:
-        with table_writer(temporary, path.suffix[1:]) as writer:
-            writer.write(table)
-
-    write_atomically(path, write)
+    write_table(run.path / "skipped.csv", {"id": [escape(name) for name, _ in skipped], "reason": reasons})
 
 
 def _cluster_table(results: Results) -> Table:

@@ -14,6 +14,7 @@ from typing import IO, Any, Protocol
 from torch import Tensor
 
 from secu.base.errors import UserError, nearest
+from secu.base.files import write_atomically
 from secu.base.names import escape, escape_text
 from secu.methods.predictor import Predictions
 from secu.results.cells import disarm
@@ -45,16 +46,10 @@ def make_table(
     kept: Sequence[int] | None = None,
     leaf: Tensor | None = None,
 ) -> Table:
-    """Return one row per image: our own columns, the true label, the leaf of the tree, and the source's columns.
+    """Return one row per image: our own columns, those that are known of the optional ones, and the source's columns.
 
-    Args:
-        ids: The name of each image.
-        predictions: The two best clusters of every image.
-        outlier: Whether each image is an outlier, if known.
-        columns: The columns of the source, by name.
-        labels: The true class of each image, if known.
-        kept: The image to keep for each image, which is itself or a near-duplicate, if known.
-        leaf: The cluster of each image in the finest head, if that is not the run's own.
+    ``kept`` is the image to keep for each image: itself or a near-duplicate. ``leaf`` is its cluster in the finest
+    head, if that is not the run's own.
     """
     table: Table = {
         "id": [escape(name) for name in ids],
@@ -177,6 +172,16 @@ def format_of(path: str) -> str:
     if suffix not in FORMATS:
         raise UserError(f"output: {path!r} must end in .csv, .jsonl or .parquet; {nearest(suffix, FORMATS)}")
     return suffix
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a whole table, in the format of the file's name."""
+
+    def write(temporary: Path) -> None:
+        with table_writer(temporary, path.suffix[1:]) as writer:
+            writer.write(table)
+
+    write_atomically(path, write)
 
 
 @contextmanager

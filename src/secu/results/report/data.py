@@ -14,27 +14,16 @@ LOSSES = ("loss", "center_loss")  # of runs that do not name theirs
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReportData:
-    """Everything a report shows.
+    """Everything a report shows."""
 
-    Attributes:
-        title: Name of the run.
-        results: The clusters of all images.
-        metrics: One record per epoch, as in metrics.jsonl.
-        losses: Names of the losses in these records.
-        config: The settings of the run.
-        facts: How the run was made (device, engine, versions, ...), shown as given.
-        warnings: Problems of the run, with suggested fixes.
-        number: Why the run has its number of clusters; empty if the user gave it.
-    """
-
-    title: str
+    title: str  # name of the run
     results: Results
-    metrics: Sequence[Mapping[str, Any]]
+    metrics: Sequence[Mapping[str, Any]]  # as in metrics.jsonl
     config: Config
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # how the run was made, shown as given
     warnings: Sequence[str] = ()
-    number: Sequence[str] = ()
-    losses: Sequence[str] = LOSSES
+    number: Sequence[str] = ()  # why the run has its number of clusters; empty if the user gave it
+    losses: Sequence[str] = LOSSES  # their names in the metrics
 
     @cached_property
     def ids(self) -> list[str]:
