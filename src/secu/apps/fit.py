@@ -10,7 +10,7 @@ import torch
 
 from secu.apps import pipeline
 from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
-from secu.apps.hints import hints_of, read_hints, require_clusters
+from secu.apps.hints import hints_of, read_hints
 from secu.apps.images import load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
 from secu.apps.ranges import Range, range_for
@@ -113,8 +113,9 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
 
 def _require_clusters(config: Config, wanted: int | Range, hints: Hints | None) -> None:
     """Raise unless the main head has the requested number of clusters, which must be enough for the hints."""
-    if hints is not None:
-        require_clusters(hints, config.clusters)
+    names = 0 if hints is None else len(hints.names)
+    if names > config.clusters:
+        raise UserError(f"hints: {names} names need at least {names} clusters, got {config.clusters}")
     if isinstance(wanted, int) and config.clusters != wanted:
         what = f"the requested {wanted} clusters"
         must = f"contain {what} at position {config.head} (head)" if config.head else f"start with {what}"

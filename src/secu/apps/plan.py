@@ -7,6 +7,7 @@ be overridden with ``key=value``.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from secu.apps import feature_plan
@@ -84,7 +85,8 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
         wanted.require_free(balance, overrides)
         clusters = wanted.sizes()[wanted.middle()]  # what the other rules go by
         rules = tuple(wanted.rule if rule in (_heads, feature_plan.heads) else rule for rule in rules)
-    for rule in (_constraint(balance), *rules, _answer(balance)):
+    rules = (partial(_constraint, balance), *rules, partial(_answer, balance))
+    for rule in rules:
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
         reasons.append(reason)
@@ -103,45 +105,41 @@ def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _constraint(balance: float | None) -> Rule:
-    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-        kind = asked(settings, "constraint", "kind")
-        bounds = ("lower", "upper", "dual_lr", "dual_schedule")
-        bounded = balance is not None or any(asked(settings, "constraint", name) is not None for name in bounds)
-        if kind is None and facts.on_features and not bounded:
-            return feature_plan.constraint()
-        if kind not in (None, "size"):
-            return {}, "balance: not used, because constraint.kind is not size"
-        lower = asked(settings, "constraint", "lower")
-        if lower is None:
-            lower = BALANCE if balance is None else balance
-        why = f"every cluster gets at least {lower:.0%} of an equal share"
-        return (
-            {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
-            f"constraint.lower={lower}: {why}; the dual step size decays to zero, so assignments settle",
-        )
+def _constraint(balance: float | None, facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    kind = asked(settings, "constraint", "kind")
+    bounds = ("lower", "upper", "dual_lr", "dual_schedule")
+    bounded = balance is not None or any(asked(settings, "constraint", name) is not None for name in bounds)
+    if kind is None and facts.on_features and not bounded:
+        # The size constraint loses clusters where steps are few, the entropy does not.
+        why = "keeps clusters from collapsing in short runs"
+        return {"constraint": {"kind": "entropy"}}, f"constraint.kind=entropy: {why}"
+    if kind not in (None, "size"):
+        return {}, "balance: not used, because constraint.kind is not size"
+    lower = asked(settings, "constraint", "lower")
+    if lower is None:
+        lower = BALANCE if balance is None else balance
+    why = f"every cluster gets at least {lower:.0%} of an equal share"
+    return (
+        {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
+        f"constraint.lower={lower}: {why}; the dual step size decays to zero, so assignments settle",
+    )
 
-    return rule
 
-
-def _answer(balance: float | None) -> Rule:
-    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-        heads = settings["heads"]
-        wanted = settings.get("answer")
-        if wanted == "number":
-            return {}, "answer=number: then clusters of equal size or merged ones, as the neighbors of images suggest"
-        if wanted or "head" in settings:
-            return {}, f"answer={wanted or 'head'}: as requested"
-        if asked(settings, "hints", "checksum") is not None:
-            return {"answer": "head"}, "answer=head: hints hold images in clusters of a head, not in merged ones"
-        if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):
-            return {"answer": "head"}, "answer=head: clusters are held as equal as requested"
-        if max(heads) <= clusters and heads.count(clusters) == 1:
-            return {"answer": "head"}, "answer=head: there is no other head"
-        why = "clusters of equal size or merged ones, as the neighbors of images suggest"
-        return {"answer": "auto"}, f"answer=auto: {why}"
-
-    return rule
+def _answer(balance: float | None, facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    heads = settings["heads"]
+    wanted = settings.get("answer")
+    if wanted == "number":
+        return {}, "answer=number: then clusters of equal size or merged ones, as the neighbors of images suggest"
+    if wanted or "head" in settings:
+        return {}, f"answer={wanted or 'head'}: as requested"
+    if asked(settings, "hints", "checksum") is not None:
+        return {"answer": "head"}, "answer=head: hints hold images in clusters of a head, not in merged ones"
+    if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):
+        return {"answer": "head"}, "answer=head: clusters are held as equal as requested"
+    if max(heads) <= clusters and heads.count(clusters) == 1:
+        return {"answer": "head"}, "answer=head: there is no other head"
+    why = "clusters of equal size or merged ones, as the neighbors of images suggest"
+    return {"answer": "auto"}, f"answer=auto: {why}"
 
 
 def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:

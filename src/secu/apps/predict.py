@@ -39,15 +39,9 @@ def predict_source(
 ) -> list[Skipped]:
     """Write a run's predictions for all images of a source; return id and reason of images that were skipped.
 
-    Args:
-        run: A run.
-        source: The images.
-        output: A .csv, .jsonl or .parquet file; ``-`` prints CSV.
-        device: auto, cuda, mps or cpu.
-        listener: Receives progress.
-        raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
-        level: Cut the tree of the finest clusters into this many groups, instead of the run's own clusters; outliers,
-            which are only known for the latter, are then left out.
+    The output is a .csv, .jsonl or .parquet file; ``-`` prints CSV. With ``raw``, text in CSV is left as it is, even if
+    a spreadsheet would read it as a formula. With a ``level``, images are assigned to this many groups of the tree
+    instead of the run's own clusters; outliers, which are only known for the latter, are then left out.
     """
     if processes.world() > 1:
         raise UserError(f"output: several processes write a folder, for example out/, got {output!r}")

@@ -23,9 +23,6 @@ class TensorBoard(Listener):
 
     The events of a resumed run are written anew from its metrics.jsonl, so that no epoch appears twice, even if it was
     interrupted between an epoch and its checkpoint. A new run gets its events when it is put into place.
-
-    Args:
-        path: The folder of the run.
     """
 
     def __init__(self, path: Path) -> None:

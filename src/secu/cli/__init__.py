@@ -118,7 +118,6 @@ def _report_interruption(received: list[int]) -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Print an error as one line and exit."""
     if processes.world() > 1:
         _ignore_signals()
     if invocation.debug:

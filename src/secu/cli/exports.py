@@ -41,7 +41,6 @@ def export(
 
 
 def _export_clusters(path: Path, destination: Path, tool: str, *, force: bool, **more: Any) -> None:
-    """Write the clusters for a tool, and print how to open them."""
     from secu.apps.console import ConsoleListener
     from secu.apps.exports.content import Request
     from secu.apps.exports.writing import export_to, format_of

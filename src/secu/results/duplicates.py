@@ -46,9 +46,7 @@ def is_searched(images: Images) -> bool:
 def kept_images(images: Images, embeddings_ND: Tensor) -> Ints:
     """Return the image to keep for every image (N,): itself, or the largest one that is the same picture.
 
-    Args:
-        images: The images.
-        embeddings_ND: The embeddings of the images; if their inputs are features, these are compared instead.
+    Embeddings are compared or, if the inputs are features, these.
     """
     first_N = _first_copies(images)
     return _choose(images, first_N, _find_pairs(images, embeddings_ND, np.unique(first_N)))
@@ -138,15 +136,10 @@ def _gray(pixels_CHW: NDArray[np.uint8]) -> Image.Image:
 
 
 def _choose(images: Images, first_N: Ints, pairs_P2: Ints) -> Ints:
-    """Return the image to keep for every image (N,).
+    """Return the image to keep for every image (N,), given their first exact copies, and pairs of these.
 
     The largest picture, in pixels and then in bytes, is kept for all pictures that are the same; then the largest of
     the others, and so on. So no image is left out because of a chain of pictures, each of which is similar to the next.
-
-    Args:
-        images: The images.
-        first_N: The first exact copy of each image.
-        pairs_P2: Pairs of such images that are the same picture.
     """
     same = defaultdict(list)
     for one, other in pairs_P2.tolist():

@@ -68,7 +68,6 @@ def _columns(content: bytes, needed: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _typed(columns: Mapping[str, list[str]], clusters: int | None) -> Table:
-    """Convert our columns to their types."""
     table: Table = dict(columns)
     converters: dict[type, Callable[[str], Any]] = {str: str, int: _whole, float: _finite, bool: _boolean}
     for name, kind in OURS.items():

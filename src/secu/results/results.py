@@ -26,8 +26,6 @@ from secu.results.tables import Table, make_table, write_table
 from secu.train.listener import Listener
 from secu.train.run import Run
 
-__all__ = ["Results", "find_results", "write_report", "write_results"]
-
 ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
 
 
@@ -92,7 +90,6 @@ def write_report(run: Run, results: Results) -> Path:
 
 
 def _report(run: Run, results: Results) -> Report:
-    """Return the report of a run, without pixels."""
     unfinished = run.unfinished()
     warnings = (unfinished, *results.warnings) if unfinished else results.warnings
     return Report(
@@ -149,7 +146,6 @@ def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> Non
 
 
 def _cluster_table(results: Results) -> Table:
-    """Return one row per cluster."""
     of_each = [results.predictions.cosine[results.predictions.cluster == c] for c in range(len(results.limits))]
     return {
         "cluster": list(range(len(of_each))),
