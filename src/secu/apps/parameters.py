@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
-from secu.apps.fit import FitRequest, nested
+from secu.apps.fit import FitRequest
 from secu.apps.ranges import AUTO, parse_clusters
 from secu.base.errors import UserError
 from secu.data import Source
-from secu.settings import flatten, merge
+from secu.settings import flatten, merge, nest
 
 LONGEST = 100  # characters of a value that a message repeats
 MOST_EPOCHS = 1_000_000
@@ -66,6 +66,17 @@ def second_stage(self_label: Any, settings: Mapping[str, Any] | None) -> dict[st
         return None
     asked = nested(self_label) if isinstance(self_label, Mapping) else {}
     return merge({"selflabel": nested(settings or {}).get("selflabel", {})}, asked)
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn ``{"optim.lr": 0.1}`` into ``{"optim": {"lr": 0.1}}``; values may be numpy's."""
+    if not isinstance(settings, Mapping):
+        raise UserError(f'settings: {settings!r} must be a dict such as {{"optim.lr": 0.1}}')
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+        result = merge(result, nest(str(key), plain))
+    return result
 
 
 def noted(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from secu.base import processes
 from secu.base.errors import UserError
-from secu.base.files import write_atomically
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.methods.predictor import Predictions, batch_size, best_two
 from secu.results.reading import read_limits
-from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
+from secu.results.tables import CsvWriter, Writer, format_of, make_table, write_table
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
 from secu.train.listener import Listener
@@ -45,7 +44,7 @@ def predict_source(
     """
     if processes.world() > 1:
         raise UserError(f"output: several processes write a folder, for example out/, got {output!r}")
-    kind = format_of(output)
+    format_of(output)  # fail early
     if not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
     if output != "-" and source.is_read_from(output):
@@ -56,13 +55,8 @@ def predict_source(
         stream.write(CsvWriter(sys.stdout, raw=raw))
         sys.stdout.flush()  # flush here, so that a closed pipe is reported by this command
     else:
-        write_atomically(Path(output), lambda path: _to_file(stream, path, kind, raw=raw))
+        write_table(Path(output), stream.write, raw=raw)
     return [*stream.skipped, *source.repeated]
-
-
-def _to_file(stream: "Stream", path: Path, kind: str, *, raw: bool) -> None:
-    with table_writer(path, kind, raw=raw) as writer:
-        stream.write(writer)
 
 
 class Stream:

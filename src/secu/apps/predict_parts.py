@@ -11,11 +11,11 @@ from typing import Any
 from secu.apps.predict import Stream
 from secu.base import processes
 from secu.base.errors import UserError
-from secu.base.files import is_temporary, read_json, write_atomically, write_json
+from secu.base.files import is_temporary, read_json, write_json
 from secu.base.names import printable
 from secu.data import Skipped, Source
 from secu.data.broken import IN_A_ROW
-from secu.results.tables import ParquetWriter, table_writer, write_table
+from secu.results.tables import ParquetWriter, Table, Writer, write_table
 from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.place import MODEL
@@ -88,18 +88,20 @@ def _write_part(stream: Stream, folder: Path, name: str, part: range) -> None:
     """Write one file, and before it a list of the images that cannot be read, if any."""
     before = len(stream.skipped)
 
-    def write(path: Path) -> None:
-        with table_writer(path, "parquet") as writer:
-            assert isinstance(writer, ParquetWriter)
-            stream.write_part(writer, part)
-            if writer.writer is None:
-                _require_some(stream, part)
-                stream.write_nothing(writer)
-        if stream.skipped[before:]:
-            ids, reasons = zip(*stream.skipped[before:], strict=True)
-            write_table(folder / f"skipped-{name}.csv", {"id": [*map(printable, ids)], "reason": [*reasons]})
+    def fill(writer: Writer) -> None:
+        assert isinstance(writer, ParquetWriter)
+        stream.write_part(writer, part)
+        if writer.writer is None:
+            _require_some(stream, part)
+            stream.write_nothing(writer)
+        if skipped := stream.skipped[before:]:
+            reasons: Table = {
+                "id": [printable(name) for name, _ in skipped],
+                "reason": [reason for _, reason in skipped],
+            }
+            write_table(folder / f"skipped-{name}.csv", lambda table: table.write(reasons))
 
-    write_atomically(folder / f"part-{name}.parquet", write)
+    write_table(folder / f"part-{name}.parquet", fill)
 
 
 def _require_some(stream: Stream, part: range) -> None:

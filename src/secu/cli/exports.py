@@ -43,10 +43,10 @@ def export(
 def _export_clusters(path: Path, destination: Path, tool: str, *, force: bool, **more: Any) -> None:
     from secu.apps.console import ConsoleListener
     from secu.apps.exports.content import Request
-    from secu.apps.exports.writing import export_to, format_of
+    from secu.apps.exports.writing import FORMATS, export_to
     from secu.train.run import Run
 
-    form = format_of(tool)
+    form = FORMATS[tool]
     folder = Run.open(path)
     with ConsoleListener(errors) as listener:
         count = export_to(tool, Request(folder, listener=listener, **more), destination, force=force)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from secu.data import Images
 from secu.data.image_files import opened
-from secu.results.hashes import SIDE, Hashes, differing_bits, hash_pictures
+from secu.results.hashes import SIDE, Hashes, Ints, differing_bits, hash_pictures
 from secu.results.pictures import to_tile
 
 NEIGHBORS = 16  # similar images that each image is compared with
@@ -33,8 +33,6 @@ EXACT = 5_000  # images up to which all are compared with each other
 CELLS_EACH = 3  # cells that an image is in, if there are more
 BLOCK = 512  # images that are processed at a time
 PAIRS = 4096  # pairs of pictures that are compared at a time
-
-Ints = NDArray[np.int64]
 
 
 def is_searched(images: Images) -> bool:

@@ -10,7 +10,8 @@ from torch import Tensor
 from secu.cluster.metrics import Scores
 from secu.data import Images
 from secu.methods.predictor import Predictions
-from secu.results.duplicates import Ints, is_searched, kept_images
+from secu.results.duplicates import is_searched, kept_images
+from secu.results.hashes import Ints
 from secu.results.leaves import Leaves
 from secu.results.words import suggest_names
 

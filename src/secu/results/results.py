@@ -138,11 +138,12 @@ def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> Non
         leaf=results.leaves.column(results.predictions.cluster) if results.leaves else None,
     )
     for kind in ("csv", "parquet"):
-        write_table(run.path / f"assignments.{kind}", table)
-    write_table(run.path / "clusters.csv", _cluster_table(results))
+        write_table(run.path / f"assignments.{kind}", lambda writer: writer.write(table))
+    write_table(run.path / "clusters.csv", lambda writer: writer.write(_cluster_table(results)))
     skipped = [*results.images.skipped, *results.images.repeated]
     reasons = [escape_text(reason) for _, reason in skipped]
-    write_table(run.path / "skipped.csv", {"id": [escape(name) for name, _ in skipped], "reason": reasons})
+    left_out: Table = {"id": [escape(name) for name, _ in skipped], "reason": reasons}
+    write_table(run.path / "skipped.csv", lambda writer: writer.write(left_out))
 
 
 def _cluster_table(results: Results) -> Table:

@@ -6,10 +6,10 @@ written are escaped (names.py). In CSV, cells that a spreadsheet would evaluate 
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from torch import Tensor
 
@@ -96,13 +96,6 @@ def writable(value: Any) -> Any:
     return escape_text(value) if isinstance(value, str) else value
 
 
-class Writer(Protocol):
-    """Writes a table in parts, all with the same columns."""
-
-    def write(self, table: Table) -> None:
-        """Append rows."""
-
-
 class CsvWriter:
     """Comma-separated values with a header; formulas are disarmed, unless ``raw``."""
 
@@ -166,6 +159,9 @@ class ParquetWriter:
             self.writer.close()
 
 
+Writer = CsvWriter | JsonWriter | ParquetWriter  # writes a table in parts, all with the same columns
+
+
 def format_of(path: str) -> str:
     """Return the format implied by a file name; ``-`` (standard output) means CSV."""
     suffix = "csv" if path == "-" else path.rsplit(".", 1)[-1].lower()
@@ -174,12 +170,12 @@ def format_of(path: str) -> str:
     return suffix
 
 
-def write_table(path: Path, table: Table) -> None:
-    """Write a whole table, in the format of the file's name."""
+def write_table(path: Path, fill: Callable[[Writer], object], *, raw: bool = False) -> None:
+    """Let ``fill`` write a table in the format of the file's name; the file appears when it is complete."""
 
     def write(temporary: Path) -> None:
-        with table_writer(temporary, path.suffix[1:]) as writer:
-            writer.write(table)
+        with table_writer(temporary, format_of(path.name), raw=raw) as writer:
+            fill(writer)
 
     write_atomically(path, write)
 

@@ -34,18 +34,9 @@ class Format(NamedTuple):
     needs_pictures: bool = False  # whether it cannot represent vectors without pictures
 
 
-def format_of(tool: str) -> Format:
-    """Return the format of a tool."""
-    try:
-        form: Format = FORMATS[tool]
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return form
-
-
 def export_to(tool: str, request: Request, destination: Path, *, force: bool = False) -> int:
     """Write a run's clusters in the format of a tool, and return the number of images."""
-    form = format_of(tool)
+    form: Format = FORMATS[tool]
     count = 0
 
     def write(place: Path) -> None:
