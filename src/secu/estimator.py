@@ -220,7 +220,6 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         return int(self.cluster_centers_.shape[1])
 
     def _request(self, source: Source) -> FitRequest:
-        """Return the equivalent ``secu fit`` request."""
         return request_of(self.get_params(deep=False), source)
 
     def _annotate(self, run: Run, source: Source) -> None:

@@ -40,9 +40,10 @@ class Facts:
         return bool(self.features or self.frozen)
 
 
-def asked(settings: dict[str, Any], section: str, name: str) -> Any:
-    """Return the value that the user set; None if the rules choose it."""
-    return settings.get(section, {}).get(name)
+def asked(settings: dict[str, Any], section: str, name: str, default: Any = None) -> Any:
+    """Return the value that the user set; the default if the rules choose it."""
+    value = settings.get(section, {}).get(name)
+    return default if value is None else value
 
 
 def choose_backbone(facts: Facts) -> tuple[str, str]:
@@ -66,9 +67,9 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         return change, f"encoder.backbone=none: given vectors of {facts.features:,} features"
     known = describe(facts.frozen)
     assert known is not None
-    channels = asked(settings, "data", "channels") or facts.channels
+    channels = asked(settings, "data", "channels", facts.channels)
     mean, std = known.normalization(channels)
-    size = asked(settings, "data", "image_size") or known.size
+    size = asked(settings, "data", "image_size", known.size)
     origin = f"{known.weights} ({known.license}), trained on {known.taught}"
     change = {
         "encoder": {"backbone": facts.frozen, "trainable": "nothing", **head},
@@ -78,9 +79,7 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    count = asked(settings, "neighbors", "count")
-    if count is None:
-        count = neighbor_count(facts.images, clusters)
+    count = asked(settings, "neighbors", "count", neighbor_count(facts.images, clusters))
     why = "the second view of an image is one of its nearest neighbors"
     return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
 
@@ -101,9 +100,8 @@ def heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    batch = asked(settings, "optim", "batch_size") or batch_size(facts.images, clusters)
-    lr = asked(settings, "optim", "lr")
-    rate = LEARNING_RATE * batch / 256 if lr is None else lr
+    batch = asked(settings, "optim", "batch_size", batch_size(facts.images, clusters))
+    rate = asked(settings, "optim", "lr", LEARNING_RATE * batch / 256)
     chosen = {"batch_size": batch, "lr": rate}
     centers = {"kind": "sgd", "lr": CENTERS_RATE * rate}
     what = f"optim.batch_size={batch}, optim.lr={rate:g}, centers.lr={centers['lr']:g}"
@@ -117,9 +115,8 @@ def batch_size(images: int, clusters: int) -> int:
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     steps = -(-facts.images // settings["optim"]["batch_size"])
-    epochs = asked(settings, "optim", "epochs")
-    if epochs is None:
-        epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS / steps)))
+    planned = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS / steps)))
+    epochs = asked(settings, "optim", "epochs", planned)
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 10)}
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 

@@ -30,8 +30,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     What depends on other parameters or on the images is checked where it is used.
     """
     for name, valid, test in RULES:
-        if not test(parameters[name]):
-            raise UserError(f"{name}: {shown(parameters[name])} must be {valid}")
+        value = parameters[name]
+        if not test(value) and not (value is None and valid.endswith("or None")):
+            raise UserError(f"{name}: {shown(value)} must be {valid}")
 
 
 def request_of(parameters: Mapping[str, Any], source: Source) -> FitRequest:
@@ -131,8 +132,12 @@ def _is_whole(value: Any, least: int, most: int) -> bool:
         return False
 
 
-def _is_range(value: Any) -> bool:
-    return isinstance(value, str) and (value == AUTO or ".." in value)
+def _is_number_or_range(value: Any) -> bool:
+    return value == AUTO or ".." in value if isinstance(value, str) else _is_whole(value, -(2**31), 2**31)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _is_share(value: Any) -> bool:
@@ -141,7 +146,7 @@ def _is_share(value: Any) -> bool:
 
 
 def _is_seed(value: Any) -> bool:
-    return value is None or isinstance(value, np.random.RandomState) or _is_whole(value, 0, 2**32 - 1)
+    return isinstance(value, np.random.RandomState) or _is_whole(value, 0, 2**32 - 1)
 
 
 def _is_path(value: Any) -> bool:
@@ -156,38 +161,22 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-# The name of each parameter, what is valid, and whether a value is.
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+# The name of each parameter, what is valid, and whether a value other than None is.
 RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    (
-        "n_clusters",
-        "a whole number of at least 2, 'auto' or a range such as '5..40'",
-        lambda value: _is_whole(value, -(2**31), 2**31) or _is_range(value),
-    ),
-    (
-        "encoder",
-        "a name such as 'scratch', 'lite0' or 'hf:NAME-OR-FOLDER', or None",
-        lambda value: value is None or (isinstance(value, str) and bool(value)),
-    ),
-    ("balance", "a number from 0 to 1, or None", lambda value: value is None or _is_share(value)),
+    ("n_clusters", "a whole number of at least 2, 'auto' or a range such as '5..40'", _is_number_or_range),
+    ("encoder", "a name such as 'scratch', 'lite0' or 'hf:NAME-OR-FOLDER', or None", _is_name),
+    ("balance", "a number from 0 to 1, or None", _is_share),
     ("random_state", "a whole number from 0 to 4294967295, a numpy RandomState, or None", _is_seed),
-    (
-        "epochs",
-        f"a whole number from 0 to {MOST_EPOCHS}, or None",
-        lambda value: value is None or _is_whole(value, 0, MOST_EPOCHS),
-    ),
-    (
-        "self_label",
-        "True, False or the settings of the second run",
-        lambda value: _is_switch(value) or isinstance(value, Mapping),
-    ),
+    ("epochs", f"a whole number from 0 to {MOST_EPOCHS}, or None", lambda value: _is_whole(value, 0, MOST_EPOCHS)),
+    ("self_label", "True, False or the settings of the second run", lambda value: _is_switch(value) or _is_dict(value)),
     ("device", "auto, cuda, mps or cpu", lambda value: isinstance(value, str)),
-    (
-        "settings",
-        'a dict such as {"optim.lr": 0.1}, or None',
-        lambda value: value is None or isinstance(value, Mapping),
-    ),
-    ("out", "the path of a new folder, or None", lambda value: value is None or _is_path(value)),
+    ("settings", 'a dict such as {"optim.lr": 0.1}, or None', _is_dict),
+    ("out", "the path of a new folder, or None", _is_path),
     ("allow_bad", "True or False", _is_switch),
-    ("callback", "a function, or None", lambda value: value is None or callable(value)),
+    ("callback", "a function, or None", callable),
     ("verbose", "0 or 1", lambda value: _is_switch(value) or _is_whole(value, 0, 2**31)),
 )

@@ -98,10 +98,9 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
 def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
     """Validate the overrides, so that the rules only see valid values."""
     checked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
-    if checked.get("data", {}).get("image_size", 1) is None:
-        raise UserError("data.image_size: must be a number of pixels, got null")
-    if checked.get("data", {}).get("channels", 1) is None:
-        raise UserError("data.channels: must be 1 (gray) or 3 (color), got null")
+    for name, valid in (("image_size", "a number of pixels"), ("channels", "1 (gray) or 3 (color)")):
+        if checked.get("data", {}).get(name, 1) is None:
+            raise UserError(f"data.{name}: must be {valid}, got null")
     return checked
 
 
@@ -115,9 +114,7 @@ def _constraint(balance: float | None, facts: Facts, clusters: int, settings: di
         return {"constraint": {"kind": "entropy"}}, f"constraint.kind=entropy: {why}"
     if kind not in (None, "size"):
         return {}, "balance: not used, because constraint.kind is not size"
-    lower = asked(settings, "constraint", "lower")
-    if lower is None:
-        lower = BALANCE if balance is None else balance
+    lower = asked(settings, "constraint", "lower", BALANCE if balance is None else balance)
     why = f"every cluster gets at least {lower:.0%} of an equal share"
     return (
         {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
@@ -162,14 +159,14 @@ def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _channels(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    channels = asked(settings, "data", "channels") or facts.channels
+    channels = asked(settings, "data", "channels", facts.channels)
     why = "gray" if channels == 1 else "color"
     return {"data": {"channels": channels}}, f"data.channels={channels}: images are read as {why}"
 
 
 def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     side = settings["data"]["image_size"]
-    backbone = asked(settings, "encoder", "backbone") or ("small" if facts.device == "cpu" else "resnet18")
+    backbone = asked(settings, "encoder", "backbone", "small" if facts.device == "cpu" else "resnet18")
     if backbone == "small":
         why = "ResNets need a GPU" if facts.device == "cpu" else "the fastest"
         return {"encoder": {"backbone": "small", "dim": 64}}, f"encoder.backbone=small: {why}"
@@ -187,18 +184,16 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
-    wanted = asked(settings, "optim", "batch_size")
-    rate_asked = asked(settings, "optim", "lr")
     why = "few images need small batches to take enough steps" if batch < 128 else "as in the paper"
-    if wanted:
+    if wanted := asked(settings, "optim", "batch_size"):
         batch = wanted
         why = "as requested"
     rate = 0.2 * batch / 128
     change: dict[str, Any] = {"batch_size": batch, "lr": rate}
     if describe(settings["encoder"]["backbone"]):
-        change["backbone_lr"] = FINE_TUNING * (rate if rate_asked is None else rate_asked)
-    chosen = f"optim.batch_size={batch}" if rate_asked is not None else f"optim.batch_size={batch}, optim.lr={rate}"
-    return {"optim": change}, f"{chosen}: {why}"
+        change["backbone_lr"] = FINE_TUNING * asked(settings, "optim", "lr", rate)
+    chosen = f", optim.lr={rate}" if asked(settings, "optim", "lr") is None else ""
+    return {"optim": change}, f"optim.batch_size={batch}{chosen}: {why}"
 
 
 def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -228,9 +223,8 @@ def _heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     steps = -(-facts.images // settings["optim"]["batch_size"])
-    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS[facts.device] / steps)))
-    wanted = asked(settings, "optim", "epochs")
-    epochs = epochs if wanted is None else wanted
+    planned = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS[facts.device] / steps)))
+    epochs = asked(settings, "optim", "epochs", planned)
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 5)}
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 

@@ -40,7 +40,10 @@ def sort_run(
     downloaded from the report: its cluster names become folder names, merged clusters share a folder, and images marked
     as wrong get a separate one. With a ``level``, there are this many groups of the tree instead of the run's clusters.
     """
-    _check_destination(run, destination, copy=copy)
+    if os.path.lexists(destination):
+        raise UserError(f"sort: {destination} already exists; choose a new folder")
+    if copy:
+        require_outside(run, destination, "sort", "sorted files")
     clusters = run.config().clusters if level is None else level
     if names is not None and level is not None:
         raise UserError(f"names: the report's names are not those of --level {level}; give one of them")
@@ -119,10 +122,3 @@ def _fill(place: Path, images: Images, folder_of: Mapping[int, str], *, copy: bo
         ranks[name] += 1
     for _, index, target, rank in sorted(wanted):  # in archive order, which is the fastest to read
         put(images, index, target, rank, copy=copy, command="sort")
-
-
-def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
-    if os.path.lexists(destination):
-        raise UserError(f"sort: {destination} already exists; choose a new folder")
-    if copy:
-        require_outside(run, destination, "sort", "sorted files")

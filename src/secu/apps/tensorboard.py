@@ -67,21 +67,18 @@ class TensorBoard(Listener):
         """Write the waiting records, if the run is in its place."""
         if self._is_hidden() or not self.waiting:
             return
-        self.writer = self.writer or self._open()
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            shutil.rmtree(self.path / EVENTS, ignore_errors=True)  # all earlier events of the run
+            # A running TensorBoard forgets what it has read before: all steps from 0.
+            self.writer = SummaryWriter(str(self.path / EVENTS), purge_step=0)
         for record in self.waiting:
             for name, value in record.items():
                 if name != "epoch":
                     self.writer.add_scalar(name, value, record["epoch"], self.begun + record["seconds"])
         self.waiting = []
         self.writer.flush()
-
-    def _open(self) -> "SummaryWriter":
-        """Replace all earlier events of the run."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        shutil.rmtree(self.path / EVENTS, ignore_errors=True)
-        # A running TensorBoard forgets what it has read before: all steps from 0.
-        return SummaryWriter(str(self.path / EVENTS), purge_step=0)
 
     def _close(self) -> None:
         if self.writer is not None:

@@ -27,12 +27,8 @@ INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters
 ONEDNN = "could not create a primitive"  # how oneDNN reports that memory ran out
 NO_STACK = "can't start new thread"  # how Python reports it for the stack of a thread
-RESUMED_BY = {
-    "train": "the same command with --resume",
-    "fit": "the same command with --resume",
-    "selflabel": "the same command with --resume",
-    "repeat": "the same command",
-}
+RESUMED_BY = dict.fromkeys(("train", "fit", "selflabel"), "the same command with --resume")
+RESUMED_BY["repeat"] = "the same command"
 
 
 class Interrupted(KeyboardInterrupt):

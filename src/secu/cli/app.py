@@ -73,18 +73,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+_HELP = "Show the traceback of an error."
+_DEBUG = typer.Option("--debug", help=_HELP, callback=_set_debug, is_eager=True, expose_value=False)
+
+
 @app.callback()
 def _program(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True, expose_value=False
-        ),
-    ] = False,
+    version: Annotated[bool, _VERSION] = False,
+    debug: Annotated[bool, _DEBUG] = False,
 ) -> None:
     """Cluster images without labels: stable cluster discrimination (SeCu)."""
     _escape_output()

@@ -44,7 +44,7 @@ def is_searched(images: Images) -> bool:
 def kept_images(images: Images, embeddings_ND: Tensor) -> Ints:
     """Return the image to keep for every image (N,): itself, or the largest one that is the same picture.
 
-    Embeddings are compared or, if the inputs are features, these.
+    The embeddings are compared, or the inputs if these are feature vectors.
     """
     first_N = _first_copies(images)
     return _choose(images, first_N, _find_pairs(images, embeddings_ND, np.unique(first_N)))

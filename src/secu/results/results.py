@@ -21,7 +21,7 @@ from secu.results.health import warnings_of
 from secu.results.leaves import find_leaves
 from secu.results.pictures import Pictures
 from secu.results.report import Report, ReportData
-from secu.results.report.data import LOSSES
+from secu.results.report.build import LOSSES
 from secu.results.tables import Table, make_table, write_table
 from secu.train.listener import Listener
 from secu.train.run import Run

@@ -51,8 +51,8 @@ def write_file(path: Path, schema: pa.Schema, rows: Iterable[Row]) -> None:
             writer.write_table(pa.Table.from_pylist(group, schema))
 
 
-def write_files(folder: Path, schema: pa.Schema, rows: Iterable[Row]) -> int:
-    """Write the rows into as many files as needed, named as the Hugging Face Hub does, and return their number."""
+def write_files(folder: Path, schema: pa.Schema, rows: Iterable[Row]) -> None:
+    """Write the rows into as many files as needed, named as the Hugging Face Hub does."""
     folder.mkdir()
     count = 0
     with ExitStack() as opened:
@@ -68,4 +68,3 @@ def write_files(folder: Path, schema: pa.Schema, rows: Iterable[Row]) -> int:
             size += sum(map(size_of, group))
     for number in range(count):
         (folder / f"{number}.parquet").rename(folder / f"train-{number:05d}-of-{count:05d}.parquet")
-    return count

@@ -19,8 +19,7 @@ from markupsafe import Markup
 from secu.base.names import escape_text, printable
 from secu.config import Config
 from secu.results.pictures import Pictures
-from secu.results.report.build import content, summarize
-from secu.results.report.data import ReportData
+from secu.results.report.build import ReportData, content, summarize
 from secu.results.report.limits import LONGEST_CONFIG, LONGEST_TEXT, MOST_WARNINGS, shorten
 from secu.results.report.thumbnails import LEVELS, make_sheets
 from secu.results.report.truth import has_truth
