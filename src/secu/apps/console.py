@@ -28,8 +28,6 @@ class ConsoleListener(Listener):
         self.notes = notes or console
         self.status: Status | None = None
         self.last_line = 0.0
-        self.steps = 1
-        self.epochs = 0
         hidden = not (bar and console.is_terminal)
         columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.reading_bar = Progress(*columns, console=console, transient=True, disable=hidden)

@@ -33,8 +33,6 @@ class TensorBoard(Listener):
         self.path = path
         self.writer: SummaryWriter | None = None
         self.waiting: list[dict[str, Any]] = []  # records that are not written yet
-        self.epochs = 0
-        self.begun = 0.0
 
     def started(self, *, engine: str, device: str, epochs: int, epochs_done: int, steps: int) -> None:
         """Begin with the epochs that are done already."""

@@ -1,8 +1,7 @@
 """The command that writes a run's model or its clusters for other programs."""
 
-from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -26,32 +25,24 @@ def export(
     from secu.train.run import Run
 
     if to is not None:
-        _export_clusters(run, path, to, names=names, copy=copy, force=force, device=device, data=data)
-        return
-    if names is not None or copy or force:
-        raise UserError("export: --names, --copy and --force need --to")
-    if path.suffix != ".onnx":
-        raise UserError(f"export: {path} must end in .onnx; to export the clusters, name a tool with --to")
-    from secu.apps.export import export_onnx
+        from secu.apps.console import ConsoleListener
+        from secu.apps.exports.content import Request
+        from secu.apps.exports.writing import FORMATS, export_to
 
-    folder = Run.open(run)
-    export_onnx(folder, path)
-    console.print(str(path), soft_wrap=True)
-    warn_if_unfinished(folder)
+        form = FORMATS[to]
+        folder = Run.open(run)
+        with ConsoleListener(errors) as listener:
+            count = export_to(to, Request(folder, names, copy, data, device, listener), path, force=force)
+        console.print(f"{count:,} images in {path}", soft_wrap=True)
+        console.print(f"open it: {form.opening.format(path=str(path), quoted=quote(str(path)))}", soft_wrap=True)
+    else:
+        if names is not None or copy or force:
+            raise UserError("export: --names, --copy and --force need --to")
+        if path.suffix != ".onnx":
+            raise UserError(f"export: {path} must end in .onnx; to export the clusters, name a tool with --to")
+        from secu.apps.export import export_onnx
 
-
-def _export_clusters(path: Path, destination: Path, tool: str, *, force: bool, **more: Any) -> None:
-    from secu.apps.console import ConsoleListener
-    from secu.apps.exports.content import Request
-    from secu.apps.exports.writing import FORMATS, export_to
-    from secu.train.run import Run
-
-    form = FORMATS[tool]
-    folder = Run.open(path)
-    with ConsoleListener(errors) as listener:
-        count = export_to(tool, Request(folder, listener=listener, **more), destination, force=force)
-    console.print(f"{count:,} images in {destination}", soft_wrap=True)
-    console.print(
-        f"open it: {form.opening.format(path=str(destination), quoted=quote(str(destination)))}", soft_wrap=True
-    )
+        folder = Run.open(run)
+        export_onnx(folder, path)
+        console.print(str(path), soft_wrap=True)
     warn_if_unfinished(folder)

@@ -10,11 +10,11 @@ from secu.base.errors import UserError
 from secu.base.names import printable, unescape
 from secu.data.manifest import separator
 from secu.results.cells import rearm
+from secu.results.tables import LEAF
 
 SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # maximum length of a file name in bytes; file systems allow 255
 WRONG = "marked-as-wrong"
-LEAF = "leaf"  # column of tables in which clusters were split or the tree was cut
 LABEL = re.compile(r"([0-9]{1,9})([ab]*)")  # of a cluster: 3, or 3a and 3b for its parts
 SAME = 0.95  # minimum share of matching clusters; a different device may assign a few images differently
 

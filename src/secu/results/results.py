@@ -59,10 +59,7 @@ def find_results(
 def write_results(
     run: Run, results: Results, *, pictures: bool = True, busy: Callable[[str], None] | None = None
 ) -> None:
-    """Write the tables of a finished run and, with ``pictures``, exemplars.png and report.html.
-
-    ``busy`` is called with a description of each slow step.
-    """
+    """Write the tables of a finished run and, with ``pictures``, exemplars.png and report.html."""
     busy = busy or Listener().busy  # does nothing
     if is_searched(results.images):
         busy("looking for near-duplicates")
