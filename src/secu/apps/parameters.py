@@ -165,7 +165,7 @@ def _is_dict(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-# The name of each parameter, what is valid, and whether a value other than None is.
+# The name of each parameter, what is valid, and whether a value is; None is valid where the text says so.
 RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("n_clusters", "a whole number of at least 2, 'auto' or a range such as '5..40'", _is_number_or_range),
     ("encoder", "a name such as 'scratch', 'lite0' or 'hf:NAME-OR-FOLDER', or None", _is_name),
