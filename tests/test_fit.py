@@ -23,7 +23,8 @@ from own_images import (
     write_manifest,
     write_zip,
 )
-from secu.apps.fit import FitRequest, nested, prepare
+from secu.apps.fit import FitRequest, prepare
+from secu.apps.parameters import nested
 from secu.base.errors import UserError
 from secu.cluster.metrics import score
 from secu.data import open_source, shape_of

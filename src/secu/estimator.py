@@ -6,7 +6,6 @@ The state of a fitted estimator is a run folder held in memory, so saving, loadi
 import io
 import json
 import math
-import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,14 +19,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.torch import load
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from secu.apps.console import ConsoleListener
-from secu.apps.fit import FitRequest, fit, nested, prepare
+from secu.apps.console import CallbackListener
+from secu.apps.fit import FitRequest, fit, prepare
 from secu.apps.images import load_inputs
-from secu.apps.parameters import check_parameters, check_path, check_whole
-from secu.apps.ranges import Range, parse_clusters
+from secu.apps.parameters import NOTED, check_parameters, check_path, check_whole, noted, request_of, second_stage
+from secu.apps.pipeline import Options
 from secu.apps.selflabel import second_config, self_label
 from secu.base import processes
 from secu.base.errors import UserError
@@ -38,7 +36,6 @@ from secu.data import ArraySource, Images, Source, open_images, shape_of
 from secu.methods.predictor import Predictions, Predictor
 from secu.results.health import warnings_of
 from secu.results.reading import read_assignments
-from secu.settings import flatten, merge
 from secu.train.checkpoint import method_of
 from secu.train.device import choose_device
 from secu.train.engine import choose_engine
@@ -134,7 +131,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         if processes.world() > 1:
             raise UserError("SeCu: trains in one process; several share a run with torchrun -m secu fit")
         source = open_images(X)
-        second = self._second_stage()
+        second = second_stage(self.self_label, self.settings)
         prepared = prepare(replace(self._request(source), hints=hints))
         # Not Console(quiet=True), which would also silence anything the user's callback prints.
         console = Console(stderr=True) if self.verbose else Console(file=io.StringIO(), force_terminal=False)
@@ -148,26 +145,14 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
                 asked = second_config(prepared.plan.config, first, len(source.ids), second)
                 choose_engine(asked.engine, choose_device(self.device))
             with CallbackListener(console, self.callback) as listener:
-                finished = fit(prepared, first, listener=listener, report=self.out is not None)
+                options: Options = {"device": self.device, "report": self.out is not None}
+                finished = fit(prepared, first, listener=listener, **options)
                 if second is not None and finished.results is not None:
-                    finished = self._teach(finished.run, last, second, finished.results.images, listener)
+                    images = finished.results.images
+                    finished = self_label(finished.run, last, second, images=images, listener=listener, **options)
             self._annotate(finished.run, source)
             self._take(finished.run)
         return self
-
-    def _teach(
-        self, first: Run, out: Path, settings: dict[str, Any], images: Images, listener: "CallbackListener"
-    ) -> Any:
-        """Run the second stage."""
-        return self_label(
-            first,
-            out,
-            settings,
-            images=images,
-            device=self.device,
-            listener=listener,
-            report=self.out is not None,
-        )
 
     def predict(self, X: Any, level: int | None = None) -> NDArray[np.int64]:
         """Return the cluster of each image (N,); raise if an image cannot be read.
@@ -216,16 +201,9 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         estimator = cls(device=device)
         estimator._take(Run.open(check_path("path", path)))
         config = estimator.config_
-        note = estimator._note
-        return estimator.set_params(  # type: ignore[no-any-return]
-            n_clusters=note.get("n_clusters", config.clusters),
-            random_state=config.seed,
-            epochs=note.get("epochs"),
-            settings=note.get("settings"),
-            encoder=note.get("encoder"),
-            balance=note.get("balance"),
-            self_label=note.get("self_label", False),
-        )
+        parameters = {"n_clusters": config.clusters, "random_state": config.seed}
+        parameters |= {name: estimator._note[name] for name in NOTED if name in estimator._note}
+        return estimator.set_params(**parameters)  # type: ignore[no-any-return]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -242,51 +220,11 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         return int(self.cluster_centers_.shape[1])
 
     def _request(self, source: Source) -> FitRequest:
-        """Return the equivalent ``secu fit`` request."""
-        state = self.random_state
-        seed = check_random_state(state).randint(2**31) if state is None or hasattr(state, "randint") else state
-        settings = merge({"seed": int(seed)}, nested(self.settings or {}))
-        if settings.pop("selflabel", None) is not None and self._second_stage() is None:
-            raise UserError("settings: selflabel is only read with self_label=True")
-        if self._second_stage() is not None:  # which cannot continue from merged clusters
-            settings = merge({"answer": "head"}, settings)
-        if self.epochs is not None:
-            settings = merge(settings, {"optim": {"epochs": operator.index(self.epochs)}})
-        return FitRequest(
-            source,
-            clusters=self._wanted(),
-            balance=None if self.balance is None else float(self.balance),
-            overrides=settings,
-            encoder=self.encoder,
-            device=self.device,
-            allow_bad=self.allow_bad,
-        )
-
-    def _wanted(self) -> int | Range | None:
-        """Return the number of clusters, or the range to choose from; None for one by the number of images."""
-        if not isinstance(self.n_clusters, str):
-            return operator.index(self.n_clusters)
-        if self._second_stage() is not None:
-            raise UserError(f"self_label: needs one number of clusters, got n_clusters={self.n_clusters!r}")
-        return parse_clusters(self.n_clusters)
-
-    def _second_stage(self) -> dict[str, Any] | None:
-        """Return the settings of self-labeling; None if it is disabled."""
-        wanted = self.self_label
-        if not isinstance(wanted, Mapping) and not wanted:
-            return None
-        asked = nested(wanted) if isinstance(wanted, Mapping) else {}
-        return merge({"selflabel": nested(self.settings or {}).get("selflabel", {})}, asked)
+        return request_of(self.get_params(deep=False), source)
 
     def _annotate(self, run: Run, source: Source) -> None:
         """Add the estimator's parameters to run.json."""
-        settings = flatten(nested(self.settings or {})) or None
-        note: dict[str, Any] = {"epochs": self.epochs and int(self.epochs), "settings": settings}
-        taught = flatten(nested(self.self_label)) if isinstance(self.self_label, Mapping) else bool(self.self_label)
-        balance = None if self.balance is None else float(self.balance)
-        if isinstance(self.n_clusters, str):
-            note["n_clusters"] = self.n_clusters
-        note |= {"encoder": self.encoder, "balance": balance, "self_label": taught}
+        note = noted(self.get_params(deep=False))
         if isinstance(source, ArraySource):
             note["n_features_in"] = math.prod(source.array.shape[1:])
         path = run.path / "run.json"
@@ -349,17 +287,3 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         values = source.values_of(data.values, new=True)
         config = self.config_.model_copy(update={"data": data.model_copy(update={"values": values})})
         return load_inputs(config, source, device=self.device, strict=True)
-
-
-class CallbackListener(ConsoleListener):
-    """Displays a run's progress and calls the user's function after each epoch."""
-
-    def __init__(self, console: Console, callback: Callable[[dict[str, Any]], object] | None) -> None:
-        super().__init__(console)
-        self.callback = callback
-
-    def epoch_ended(self, record: dict[str, Any], losses: dict[str, float]) -> None:
-        """Show the epoch, and pass a copy of its record to the callback."""
-        super().epoch_ended(record, losses)
-        if self.callback is not None:
-            self.callback(dict(record))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-from secu.base.errors import nearest
+from secu.base.errors import UserError, nearest
 
 Part = TypeVar("Part", bound=Callable[..., Any])
 
@@ -61,10 +61,10 @@ class Registry:
         """Return the name if there is such a part.
 
         Raises:
-            ValueError: There is no such part.
+            UserError: There is no such part.
         """
         if name.partition(":")[0] not in self._parts:
-            raise ValueError(f"{self.setting}: unknown {name!r}; {nearest(name, self._parts)}")
+            raise UserError(f"{self.setting}: unknown {name!r}; {nearest(name, self._parts)}")
         return name
 
 

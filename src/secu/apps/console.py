@@ -1,7 +1,7 @@
 """Console output of a running command: progress bars in a terminal, plain lines in a log file."""
 
 import time
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any, Self
 
 from rich.console import Console
@@ -18,11 +18,8 @@ LINE_SECONDS = 30  # minimum time between two progress lines when the output is 
 class ConsoleListener(Listener):
     """Displays the progress of a run; use it as a context manager, so that bars are removed if the run fails.
 
-    Args:
-        console: Where to print.
-        name: Prefix of each line, to distinguish runs that train side by side.
-        bar: Whether to show bars in a terminal.
-        notes: Console for notes, if different: they must not end up in a pipe that carries the output.
+    The name begins each line, to distinguish runs that train side by side. Notes may have a console of their own: they
+    must not end up in a pipe that carries the output.
     """
 
     def __init__(self, console: Console, name: str = "", *, bar: bool = True, notes: Console | None = None) -> None:
@@ -31,8 +28,6 @@ class ConsoleListener(Listener):
         self.notes = notes or console
         self.status: Status | None = None
         self.last_line = 0.0
-        self.steps = 1
-        self.epochs = 0
         hidden = not (bar and console.is_terminal)
         columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.reading_bar = Progress(*columns, console=console, transient=True, disable=hidden)
@@ -44,9 +39,7 @@ class ConsoleListener(Listener):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.ended()
 
     def note(self, text: str) -> None:
@@ -114,6 +107,20 @@ class ConsoleListener(Listener):
         self.bar.stop()
         if self.status is not None:
             self.status.stop()
+
+
+class CallbackListener(ConsoleListener):
+    """Displays a run's progress and calls the user's function after each epoch."""
+
+    def __init__(self, console: Console, callback: Callable[[dict[str, Any]], object] | None) -> None:
+        super().__init__(console)
+        self.callback = callback
+
+    def epoch_ended(self, record: dict[str, Any], losses: dict[str, float]) -> None:
+        """Show the epoch, and pass a copy of its record to the callback."""
+        super().epoch_ended(record, losses)
+        if self.callback is not None:
+            self.callback(dict(record))
 
 
 def show_plan(console: Console, prepared: Prepared, *, reasons: bool) -> None:

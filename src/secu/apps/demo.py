@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from secu.apps import pipeline
@@ -55,9 +56,5 @@ def run_demo(out: Path, *, seed: int, overrides: tuple[str, ...], listener: List
 
 def free_folder(wanted: Path) -> Path:
     """Return the folder, or the first of folder-2, folder-3, … that does not exist: the demo is often run twice."""
-    path = wanted
-    number = 1
-    while path.exists():
-        number += 1
-        path = wanted.with_name(f"{wanted.name}-{number}")
-    return path
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(path for path in chain([wanted], numbered) if not path.exists())

@@ -35,14 +35,8 @@ def embed_source(
 ) -> Images:
     """Write the features of all readable images of a source, and return them.
 
-    Args:
-        source: The images.
-        output: An .npy file for a float32 matrix (N, D), or a .parquet file with the columns ``id``, ``path`` (if
-            images are files), ``features``, and those of the source that have other names.
-        encoder: The pretrained backbone.
-        device: auto, cuda, mps or cpu.
-        allow_bad: Continue when more than 5% of the images cannot be read.
-        listener: Receives progress.
+    ``output`` is an .npy file for a float32 matrix (N, D), or a .parquet file with the columns ``id``, ``path`` (if
+    images are files), ``features``, and those of the source that have other names.
     """
     kind = output.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
@@ -53,13 +47,9 @@ def embed_source(
         raise UserError(f"output: {output} is the source of the images; choose another file")
     if isinstance(source, VectorSource):
         raise UserError(f"source: {source.name} has feature vectors already")
-    images = load_inputs(
-        config_for(source, encoder),
-        source,
-        device=device,
-        allow_bad=allow_bad,
-        progress=(listener or Listener()).reading,
-    )
+    config = config_for(source, encoder)
+    progress = (listener or Listener()).reading
+    images = load_inputs(config, source, device=device, allow_bad=allow_bad, progress=progress)
     if processes.is_main():
         write_atomically(output, lambda path: _write(path, kind, images))
     return images

@@ -24,25 +24,15 @@ Change = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Facts:
-    """Inputs of the rules.
+    """Inputs of the rules."""
 
-    Attributes:
-        images: Number of images.
-        side: Median of the shorter side in pixels; 0 if there are only feature vectors.
-        channels: 1 for gray, 3 for color.
-        device: cpu, mps or cuda.
-        features: Length of given feature vectors; 0 for images.
-        frozen: The pretrained backbone whose features are clustered; empty if the encoder is trained.
-        room: Disk space in bytes that is free for decoded images; None if they are not cached in any case.
-    """
-
-    images: int
-    side: int
-    channels: int
-    device: str
-    features: int = 0
-    frozen: str = ""
-    room: int | None = None
+    images: int  # their number
+    side: int  # median of the shorter side in pixels; 0 if there are only feature vectors
+    channels: int  # 1 for gray, 3 for color
+    device: str  # cpu, mps or cuda
+    features: int = 0  # length of given feature vectors; 0 for images
+    frozen: str = ""  # the pretrained backbone whose features are clustered; empty if the encoder is trained
+    room: int | None = None  # disk space in bytes that is free for decoded images; None if they are not cached
 
     @property
     def on_features(self) -> bool:
@@ -50,9 +40,10 @@ class Facts:
         return bool(self.features or self.frozen)
 
 
-def asked(settings: dict[str, Any], section: str, name: str) -> Any:
-    """Return the value that the user set; None if the rules choose it."""
-    return settings.get(section, {}).get(name)
+def asked(settings: dict[str, Any], section: str, name: str, default: Any = None) -> Any:
+    """Return the value that the user set; the default if the rules choose it."""
+    value = settings.get(section, {}).get(name)
+    return default if value is None else value
 
 
 def choose_backbone(facts: Facts) -> tuple[str, str]:
@@ -66,11 +57,6 @@ def choose_backbone(facts: Facts) -> tuple[str, str]:
     return PRETRAINED, "a pretrained network; --from-scratch trains one on these images alone"
 
 
-def constraint() -> Change:
-    """Return the constraint: the size constraint loses clusters where steps are few, the entropy does not."""
-    return {"constraint": {"kind": "entropy"}}, "constraint.kind=entropy: keeps clusters from collapsing in short runs"
-
-
 def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     head = {"hidden_dim": HIDDEN, "dim": DIMENSIONS}
     if facts.features:
@@ -81,9 +67,9 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
         return change, f"encoder.backbone=none: given vectors of {facts.features:,} features"
     known = describe(facts.frozen)
     assert known is not None
-    channels = asked(settings, "data", "channels") or facts.channels
+    channels = asked(settings, "data", "channels", facts.channels)
     mean, std = known.normalization(channels)
-    size = asked(settings, "data", "image_size") or known.size
+    size = asked(settings, "data", "image_size", known.size)
     origin = f"{known.weights} ({known.license}), trained on {known.taught}"
     change = {
         "encoder": {"backbone": facts.frozen, "trainable": "nothing", **head},
@@ -93,9 +79,7 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    count = asked(settings, "neighbors", "count")
-    if count is None:
-        count = neighbor_count(facts.images, clusters)
+    count = asked(settings, "neighbors", "count", neighbor_count(facts.images, clusters))
     why = "the second view of an image is one of its nearest neighbors"
     return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
 
@@ -116,9 +100,8 @@ def heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    batch = asked(settings, "optim", "batch_size") or batch_size(facts.images, clusters)
-    lr = asked(settings, "optim", "lr")
-    rate = LEARNING_RATE * batch / 256 if lr is None else lr
+    batch = asked(settings, "optim", "batch_size", batch_size(facts.images, clusters))
+    rate = asked(settings, "optim", "lr", LEARNING_RATE * batch / 256)
     chosen = {"batch_size": batch, "lr": rate}
     centers = {"kind": "sgd", "lr": CENTERS_RATE * rate}
     what = f"optim.batch_size={batch}, optim.lr={rate:g}, centers.lr={centers['lr']:g}"
@@ -132,9 +115,8 @@ def batch_size(images: int, clusters: int) -> int:
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     steps = -(-facts.images // settings["optim"]["batch_size"])
-    epochs = asked(settings, "optim", "epochs")
-    if epochs is None:
-        epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS / steps)))
+    planned = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(STEPS / steps)))
+    epochs = asked(settings, "optim", "epochs", planned)
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 10)}
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 
 from secu.apps import pipeline
 from secu.apps.feature_plan import PRETRAINED, Facts, choose_backbone
-from secu.apps.hints import hints_of, read_hints, require_clusters
-from secu.apps.images import load_inputs, require_unchanged
+from secu.apps.hints import hints_of, read_hints
+from secu.apps.images import Loading, load_inputs, require_unchanged
 from secu.apps.plan import Plan, make_plan
 from secu.apps.ranges import Range, range_for
 from secu.apps.reading import room_for
@@ -21,7 +20,7 @@ from secu.config import Config
 from secu.data import Images, Source, VectorSource, open_source, remember, require_all, shape_of
 from secu.data.hints import Hints
 from secu.nets.pretrained import describe, missing_extra, require_extra
-from secu.settings import merge, nest, resolve
+from secu.settings import merge, resolve
 from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.run import Run
@@ -33,14 +32,10 @@ STATISTICS = 2_000  # maximum number of images used for the mean and standard de
 
 @dataclass(frozen=True)
 class FitRequest:
-    """What the user asked for.
+    """What the user asked for."""
 
-    ``source`` is a name for ``open_source`` or an open source; ``clusters`` is their number, a range that the run
-    chooses from, or None for a range by the number of images.
-    """
-
-    source: str | Source
-    clusters: int | Range | None
+    source: str | Source  # a name for ``open_source``, or an open source
+    clusters: int | Range | None  # a number, a range that the run chooses from, or None for one by the number of images
     balance: float | None = None
     labels: str | None = None
     overrides: Mapping[str, Any] | None = None
@@ -61,17 +56,6 @@ class Prepared:
     notes: tuple[str, ...]  # how pixel values are interpreted if that was ambiguous, and what could be better
     before: Run | None
     hints: Hints | None = None  # about the images of the source
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn ``{"optim.lr": 0.1}`` into ``{"optim": {"lr": 0.1}}``; values may be numpy's."""
-    if not isinstance(settings, Mapping):
-        raise UserError(f'settings: {settings!r} must be a dict such as {{"optim.lr": 0.1}}')
-    result: dict[str, Any] = {}
-    for key, value in settings.items():
-        plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
-        result = merge(result, nest(str(key), plain))
-    return result
 
 
 def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
@@ -113,8 +97,9 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
 
 def _require_clusters(config: Config, wanted: int | Range, hints: Hints | None) -> None:
     """Raise unless the main head has the requested number of clusters, which must be enough for the hints."""
-    if hints is not None:
-        require_clusters(hints, config.clusters)
+    names = 0 if hints is None else len(hints.names)
+    if names > config.clusters:
+        raise UserError(f"hints: {names} names need at least {names} clusters, got {config.clusters}")
     if isinstance(wanted, int) and config.clusters != wanted:
         what = f"the requested {wanted} clusters"
         must = f"contain {what} at position {config.head} (head)" if config.head else f"start with {what}"
@@ -123,9 +108,9 @@ def _require_clusters(config: Config, wanted: int | Range, hints: Hints | None) 
 
 def _with_encoder(overrides: dict[str, Any], encoder: str | None) -> dict[str, Any]:
     """Return the overrides with the requested encoder, which must not contradict them."""
-    backbone = overrides.get("encoder", {}).get("backbone")
     if encoder is None:
         return overrides
+    backbone = overrides.get("encoder", {}).get("backbone")
     agrees = backbone in (None, encoder) or (encoder == SCRATCH and describe(backbone) is None)
     if not agrees:
         raise UserError(f"encoder: {encoder} contradicts encoder.backbone={backbone}; give one of them")
@@ -137,11 +122,9 @@ def _with_backbone(facts: Facts, overrides: Mapping[str, Any], *, scratch: bool)
     asked = overrides.get("encoder", {})
     backbone = asked.get("backbone")
     trainable = asked.get("trainable")
-    if facts.features:
-        if scratch or backbone not in (None, "none"):
-            raise UserError(f"encoder: {backbone or SCRATCH} needs images, got feature vectors")
-        return facts, ""
-    if scratch:
+    if facts.features and (scratch or backbone not in (None, "none")):
+        raise UserError(f"encoder: {backbone or SCRATCH} needs images, got feature vectors")
+    if facts.features or scratch:
         return facts, ""
     if backbone is None and trainable is None:
         size = overrides.get("data", {}).get("image_size") or facts.side
@@ -179,25 +162,15 @@ def _values(source: Source, found: str | None, asked: str | None) -> str | None:
 
 
 def fit(
-    prepared: Prepared,
-    out: Path,
-    *,
-    listener: Listener | None = None,
-    **options: Unpack[pipeline.Options],
+    prepared: Prepared, out: Path, *, listener: Listener | None = None, **options: Unpack[pipeline.Options]
 ) -> pipeline.Finished:
     """Cluster the images and write a run folder; there are no results if the time limit is reached first."""
     listener = listener or Listener()
     request = prepared.request
-    data = prepared.plan.config.data
-    images = load_inputs(
-        prepared.plan.config,
-        prepared.source,
-        device=request.device,
-        cache=request.cache,
-        allow_bad=request.allow_bad,
-        progress=listener.reading,
-    )
-    if data.strict:
+    config = prepared.plan.config
+    reading: Loading = {"cache": request.cache, "allow_bad": request.allow_bad, "progress": listener.reading}
+    images = load_inputs(config, prepared.source, device=request.device, **reading)
+    if config.data.strict:
         require_all(images)
     most = prepared.plan.most_clusters
     if len(images) < most:
@@ -206,10 +179,11 @@ def fit(
     if prepared.hints is not None:
         images = replace(images, hints=hints_of(prepared.hints, images, prepared.source))
     known = remember(images)
-    config = with_statistics(prepared.plan.config, images) if len(images.shape) == 3 else prepared.plan.config
     before = prepared.before
-    if before is not None and shape_of(data) == before.input_shape():  # otherwise a setting differs
+    if before is not None and shape_of(config.data) == before.input_shape():  # otherwise a setting differs
         require_unchanged(before, known)
+    if len(images.shape) == 3:
+        config = with_statistics(config, images)
     test = images if request.labels else None
     options["device"] = request.device
     return pipeline.run(config, images, out, command="fit", listener=listener, test=test, known=known, **options)

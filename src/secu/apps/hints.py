@@ -39,12 +39,8 @@ class Wanted(NamedTuple):
 def read_hints(given: Any, source: Source) -> Hints:
     """Return hints about the images of a source.
 
-    Args:
-        given: The path of a table, a mapping of ids to names, or one name per image; None, NaN, -1 and "" mean unknown.
-        source: The images.
-
-    Raises:
-        UserError: The hints cannot be read, name an image that does not exist, or contradict each other.
+    They are given as the path of a table, a mapping of ids to names, or one name per image; None, NaN, -1 and "" mean
+    unknown.
     """
     index = {name: number for number, name in enumerate(source.ids)}
 
@@ -67,13 +63,6 @@ def read_hints(given: Any, source: Source) -> Hints:
         if not wanted.names:
             raise UserError("hints: expected at least one name, got none")
     return join_hints(source.ids, *wanted)
-
-
-def require_clusters(hints: Hints, clusters: int) -> None:
-    """Raise if there are more names than clusters."""
-    if len(hints.names) > clusters:
-        count = len(hints.names)
-        raise UserError(f"hints: {count} names need at least {count} clusters, got {clusters}")
 
 
 def hints_of(hints: Hints, images: Images, source: Source) -> Hints:
@@ -143,7 +132,6 @@ def _require_columns(name: str, header: list[str]) -> None:
 
 
 def _from_rows(rows: Rows, find: Callable[[str, str], int]) -> Wanted:
-    """Return the names and links in a table."""
     if rows and "label" not in rows[0][1] and {*EDITED} <= rows[0][1].keys():
         return _from_edits(rows, find)
     wanted = Wanted({}, [], [])

@@ -1,6 +1,8 @@
 """Load the inputs of a run: its training images or their features, and the images to score it on."""
 
+from functools import partial
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from secu.base.errors import UserError
 from secu.config import Config
@@ -23,52 +25,31 @@ from secu.train.listener import Listener
 from secu.train.run import Run
 
 
-def load_inputs(
-    config: Config,
-    source: Source,
-    *,
-    device: str = "auto",
-    cache: Path | None = None,
-    allow_bad: bool = False,
-    strict: bool = False,
-    progress: Progress | None = None,
-) -> Images:
-    """Return what a run is trained on: the images of a source, or their features under a frozen backbone.
+class Loading(TypedDict, total=False):
+    """Options of ``load_images`` and ``embed_images``."""
 
-    See ``load_images`` and ``embed_images`` for the arguments.
-    """
+    cache: Path | None
+    allow_bad: bool
+    strict: bool
+    progress: Progress | None
+
+
+def load_inputs(config: Config, source: Source, *, device: str = "auto", **options: Unpack[Loading]) -> Images:
+    """Return what a run is trained on: the images of a source, or their features under a frozen backbone."""
     source = source.limited(config.data.max_pixels)
     shape = shape_of(config.data)
-    values = config.data.values
     if needs_front(config):
-        front = Front(config, shape[0]).to(choose_device(device))
-        return embed_images(
-            source, front, shape, values=values, cache=cache, allow_bad=allow_bad, strict=strict, progress=progress
-        )
-    return load_images(
-        source,
-        shape,
-        values=values,
-        cache=cache,
-        allow_bad=allow_bad,
-        strict=strict,
-        on_demand=config.data.on_demand,
-        progress=progress,
-    )
+        read = partial(embed_images, source, Front(config, shape[0]).to(choose_device(device)), shape)
+    else:
+        read = partial(load_images, source, shape, on_demand=config.data.on_demand)
+    return read(values=config.data.values, **options)
 
 
 def open_inputs(
-    config: Config,
-    split: str | None = None,
-    root: Path | None = None,
-    *,
-    device: str = "auto",
-    allow_bad: bool = False,
-    progress: Progress | None = None,
+    config: Config, split: str | None = None, root: Path | None = None, *, device: str, **options: Unpack[Loading]
 ) -> Images:
     """Open the source in a run's settings and load its inputs; see ``open_data`` and ``load_inputs``."""
-    source = open_data(config.data, split, root)
-    return load_inputs(config, source, device=device, allow_bad=allow_bad, progress=progress)
+    return load_inputs(config, open_data(config.data, split, root), device=device, **options)
 
 
 def images_to_score(config: Config, images: Images, root: Path | None = None, device: str = "auto") -> Images | None:

@@ -14,10 +14,20 @@ from secu.base.errors import UserError
 from secu.base.names import printable
 from secu.data import Images
 from secu.data.decoding.image_files import BadImage, opened
-from secu.data.sources.folders import is_image
+from secu.data.sources.folders import is_image, spelled_out
 from secu.data.text import one_line
 from secu.results.edits import ranked
 from secu.results.pictures import Tile
+from secu.train.run import Run
+
+
+def require_outside(run: Run, destination: Path, command: str, files: str) -> None:
+    """Raise if copies would be written into the folder of a run's own images."""
+    source = run.config().data.source
+    base = Path(spelled_out(source)) if source else None
+    if base and base.is_dir() and destination.resolve().is_relative_to(base.resolve()):
+        where = f"{destination} is inside {base}, so the next run would include the {files}"
+        raise UserError(f"{command}: {where}; choose another folder")
 
 
 def put(images: Images, index: int, folder: Path, rank: int, *, copy: bool, command: str) -> str:

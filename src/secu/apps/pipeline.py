@@ -17,7 +17,8 @@ from secu.base.errors import UserError
 from secu.base.files import write_json
 from secu.config import Config
 from secu.data import Images, Known
-from secu.results.results import Results, find_results, write_results
+from secu.results.found import Results
+from secu.results.results import find_results, write_results
 from secu.settings import with_shape
 from secu.train.clock import Clock
 from secu.train.device import choose_device
@@ -51,21 +52,13 @@ class Finished:
 
 
 class Options(TypedDict, total=False):
-    """Options for executing a run, in addition to its settings; the defaults are those of ``run_together``.
-
-    Attributes:
-        device: auto (the default), cuda, mps or cpu.
-        resume: Continue from the last checkpoint.
-        force: Replace the run in the folder.
-        time_limit: Seconds after which training stops cleanly, with a checkpoint.
-        report: Write pictures and the report in addition to the tables (the default).
-    """
+    """Options for executing a run, in addition to its settings; the defaults are those of ``run_together``."""
 
     device: str
-    resume: bool
-    force: bool
-    time_limit: float
-    report: bool
+    resume: bool  # continue from the last checkpoint
+    force: bool  # replace the run in the folder
+    time_limit: float  # seconds after which training stops cleanly, with a checkpoint
+    report: bool  # write pictures and the report in addition to the tables
 
 
 def run(
@@ -79,17 +72,10 @@ def run(
     known: Known | None = None,
     **options: Unpack[Options],
 ) -> Finished:
-    """Train a config on images and write its results into a run folder.
+    """Train a config on images, whose targets are never read, and write its results into a run folder.
 
-    Args:
-        config: All settings.
-        images: The training images; their targets are never read.
-        out: The run's folder.
-        command: The secu command whose --resume continues the run, shown in hints; empty if there is none.
-        listener: Receives progress and warnings.
-        test: Images to score on.
-        known: Ids and checksums of the training images, written to images.json.
-        options: See ``Options``.
+    ``command`` is the secu command whose --resume continues the run, shown in hints; empty if there is none. ``test``
+    are images to score on; ``known`` are ids and checksums of the training images, written to images.json.
     """
     request = Request(config, out, listener or Listener())
     return run_together([request], images, command=command, test=test, known=known, **options)[0]

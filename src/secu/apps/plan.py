@@ -7,6 +7,7 @@ be overridden with ``key=value``.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from secu.apps import feature_plan
@@ -86,7 +87,8 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
         wanted.require_free(balance, overrides)
         clusters = wanted.sizes()[wanted.middle()]  # what the other rules go by
         rules = tuple(wanted.rule if rule in (_heads, feature_plan.heads) else rule for rule in rules)
-    for rule in (_constraint(balance), *rules, _answer(balance)):
+    rules = (partial(_constraint, balance), *rules, partial(_answer, balance))
+    for rule in rules:
         change, reason = rule(facts, clusters, merge(settings, overrides))
         settings = merge(settings, change)
         reasons.append(reason)
@@ -98,52 +100,45 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
 def _checked(overrides: dict[str, Any]) -> dict[str, Any]:
     """Validate the overrides, so that the rules only see valid values."""
     checked = resolve(overrides).model_dump(mode="json", exclude_unset=True)
-    if checked.get("data", {}).get("image_size", 1) is None:
-        raise UserError("data.image_size: must be a number of pixels, got null")
-    if checked.get("data", {}).get("channels", 1) is None:
-        raise UserError("data.channels: must be 1 (gray) or 3 (color), got null")
+    for name, valid in (("image_size", "a number of pixels"), ("channels", "1 (gray) or 3 (color)")):
+        if checked.get("data", {}).get(name, 1) is None:
+            raise UserError(f"data.{name}: must be {valid}, got null")
     return checked
 
 
-def _constraint(balance: float | None) -> Rule:
-    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-        kind = asked(settings, "constraint", "kind")
-        bounds = ("lower", "upper", "dual_lr", "dual_schedule")
-        bounded = balance is not None or any(asked(settings, "constraint", name) is not None for name in bounds)
-        if kind is None and facts.on_features and not bounded:
-            return feature_plan.constraint()
-        if kind not in (None, "size"):
-            return {}, "balance: not used, because constraint.kind is not size"
-        lower = asked(settings, "constraint", "lower")
-        if lower is None:
-            lower = BALANCE if balance is None else balance
-        why = f"every cluster gets at least {lower:.0%} of an equal share"
-        return (
-            {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
-            f"constraint.lower={lower}: {why}; the dual step size decays to zero, so assignments settle",
-        )
-
-    return rule
+def _constraint(balance: float | None, facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    kind = asked(settings, "constraint", "kind")
+    bounds = ("lower", "upper", "dual_lr", "dual_schedule")
+    bounded = balance is not None or any(asked(settings, "constraint", name) is not None for name in bounds)
+    if kind is None and facts.on_features and not bounded:
+        # The size constraint loses clusters where steps are few, the entropy does not.
+        why = "keeps clusters from collapsing in short runs"
+        return {"constraint": {"kind": "entropy"}}, f"constraint.kind=entropy: {why}"
+    if kind not in (None, "size"):
+        return {}, "balance: not used, because constraint.kind is not size"
+    lower = asked(settings, "constraint", "lower", BALANCE if balance is None else balance)
+    why = f"every cluster gets at least {lower:.0%} of an equal share"
+    return (
+        {"constraint": {"kind": "size", "lower": lower, "dual_schedule": "falling"}},
+        f"constraint.lower={lower}: {why}; the dual step size decays to zero, so assignments settle",
+    )
 
 
-def _answer(balance: float | None) -> Rule:
-    def rule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-        heads = settings["heads"]
-        wanted = settings.get("answer")
-        if wanted == "number":
-            return {}, "answer=number: then clusters of equal size or merged ones, as the neighbors of images suggest"
-        if wanted or "head" in settings:
-            return {}, f"answer={wanted or 'head'}: as requested"
-        if asked(settings, "hints", "checksum") is not None:
-            return {"answer": "head"}, "answer=head: hints hold images in clusters of a head, not in merged ones"
-        if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):
-            return {"answer": "head"}, "answer=head: clusters are held as equal as requested"
-        if max(heads) <= clusters and heads.count(clusters) == 1:
-            return {"answer": "head"}, "answer=head: there is no other head"
-        why = "clusters of equal size or merged ones, as the neighbors of images suggest"
-        return {"answer": "auto"}, f"answer=auto: {why}"
-
-    return rule
+def _answer(balance: float | None, facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
+    heads = settings["heads"]
+    wanted = settings.get("answer")
+    if wanted == "number":
+        return {}, "answer=number: then clusters of equal size or merged ones, as the neighbors of images suggest"
+    if wanted or "head" in settings:
+        return {}, f"answer={wanted or 'head'}: as requested"
+    if asked(settings, "hints", "checksum") is not None:
+        return {"answer": "head"}, "answer=head: hints hold images in clusters of a head, not in merged ones"
+    if balance is not None or (asked(settings, "constraint", "lower") != BALANCE and not facts.on_features):
+        return {"answer": "head"}, "answer=head: clusters are held as equal as requested"
+    if max(heads) <= clusters and heads.count(clusters) == 1:
+        return {"answer": "head"}, "answer=head: there is no other head"
+    why = "clusters of equal size or merged ones, as the neighbors of images suggest"
+    return {"answer": "auto"}, f"answer=auto: {why}"
 
 
 def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -166,14 +161,14 @@ def _size(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _channels(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    channels = asked(settings, "data", "channels") or facts.channels
+    channels = asked(settings, "data", "channels", facts.channels)
     why = "gray" if channels == 1 else "color"
     return {"data": {"channels": channels}}, f"data.channels={channels}: images are read as {why}"
 
 
 def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     side = settings["data"]["image_size"]
-    backbone = asked(settings, "encoder", "backbone") or ("small" if facts.device == "cpu" else "resnet18")
+    backbone = asked(settings, "encoder", "backbone", "small" if facts.device == "cpu" else "resnet18")
     if backbone == "small":
         why = "ResNets need a GPU" if facts.device == "cpu" else "the fastest"
         return {"encoder": {"backbone": "small", "dim": 64}}, f"encoder.backbone=small: {why}"
@@ -191,18 +186,16 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def _batch(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     batch = 32 if facts.images < 5_000 else 64 if facts.images < 20_000 else 128
-    wanted = asked(settings, "optim", "batch_size")
-    rate_asked = asked(settings, "optim", "lr")
     why = "few images need small batches to take enough steps" if batch < 128 else "as in the paper"
-    if wanted:
+    if wanted := asked(settings, "optim", "batch_size"):
         batch = wanted
         why = "as requested"
     rate = 0.2 * batch / 128
     change: dict[str, Any] = {"batch_size": batch, "lr": rate}
     if describe(settings["encoder"]["backbone"]):
-        change["backbone_lr"] = FINE_TUNING * (rate if rate_asked is None else rate_asked)
-    chosen = f"optim.batch_size={batch}" if rate_asked is not None else f"optim.batch_size={batch}, optim.lr={rate}"
-    return {"optim": change}, f"{chosen}: {why}"
+        change["backbone_lr"] = FINE_TUNING * asked(settings, "optim", "lr", rate)
+    chosen = f", optim.lr={rate}" if asked(settings, "optim", "lr") is None else ""
+    return {"optim": change}, f"optim.batch_size={batch}{chosen}: {why}"
 
 
 def _centers(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -235,9 +228,8 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     most = STEPS[facts.device]
     if describe(settings["encoder"]["backbone"]):
         most = min(most, FINE_TUNING_STEPS)
-    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(most / steps)))
-    wanted = asked(settings, "optim", "epochs")
-    epochs = epochs if wanted is None else wanted
+    planned = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(most / steps)))
+    epochs = asked(settings, "optim", "epochs", planned)
     change = {"epochs": epochs, "warmup_epochs": min(10, epochs // 5)}
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from secu.base import processes
 from secu.base.errors import UserError
-from secu.base.files import write_atomically
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.methods.predictor import Predictions, batch_size, best_two
 from secu.results.reading import read_limits
-from secu.results.tables import CsvWriter, Writer, format_of, make_table, table_writer
+from secu.results.tables import CsvWriter, Writer, format_of, make_table, write_table
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
 from secu.train.listener import Listener
@@ -39,19 +38,13 @@ def predict_source(
 ) -> list[Skipped]:
     """Write a run's predictions for all images of a source; return id and reason of images that were skipped.
 
-    Args:
-        run: A run.
-        source: The images.
-        output: A .csv, .jsonl or .parquet file; ``-`` prints CSV.
-        device: auto, cuda, mps or cpu.
-        listener: Receives progress.
-        raw: Whether to leave text in CSV as it is, even if a spreadsheet would read it as a formula.
-        level: Cut the tree of the finest clusters into this many groups, instead of the run's own clusters; outliers,
-            which are only known for the latter, are then left out.
+    The output is a .csv, .jsonl or .parquet file; ``-`` prints CSV. With ``raw``, text in CSV is left as it is, even if
+    a spreadsheet would read it as a formula. With a ``level``, images are assigned to this many groups of the tree
+    instead of the run's own clusters; outliers, which are only known for the latter, are then left out.
     """
     if processes.world() > 1:
         raise UserError(f"output: several processes write a folder, for example out/, got {output!r}")
-    kind = format_of(output)
+    format_of(output)  # fail early
     if not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
     if output != "-" and source.is_read_from(output):
@@ -62,13 +55,8 @@ def predict_source(
         stream.write(CsvWriter(sys.stdout, raw=raw))
         sys.stdout.flush()  # flush here, so that a closed pipe is reported by this command
     else:
-        write_atomically(Path(output), lambda path: _to_file(stream, path, kind, raw=raw))
+        write_table(Path(output), stream.write, raw=raw)
     return [*stream.skipped, *source.repeated]
-
-
-def _to_file(stream: "Stream", path: Path, kind: str, *, raw: bool) -> None:
-    with table_writer(path, kind, raw=raw) as writer:
-        stream.write(writer)
 
 
 class Stream:

@@ -11,11 +11,11 @@ from typing import Any
 from secu.apps.predict import Stream
 from secu.base import processes
 from secu.base.errors import UserError
-from secu.base.files import is_temporary, read_json, write_atomically, write_json
+from secu.base.files import is_temporary, read_json, write_json
 from secu.base.names import printable
 from secu.data import Skipped, Source
 from secu.data.broken import IN_A_ROW
-from secu.results.tables import ParquetWriter, table_writer
+from secu.results.tables import ParquetWriter, Table, Writer, write_table
 from secu.train.device import choose_device
 from secu.train.listener import Listener
 from secu.train.place import MODEL
@@ -41,16 +41,7 @@ def predict_parts(
 ) -> list[Skipped]:
     """Write a run's predictions for all images of a source that are not in the folder yet.
 
-    Args:
-        run: A run.
-        source: The images.
-        folder: The folder.
-        device: auto, cuda, mps or cpu.
-        listener: Receives progress.
-        level: Number of clusters at which the run's tree is cut; None: the clusters that the run reports.
-
-    Returns:
-        Id and reason of the images that this process skipped.
+    Returns id and reason of the images that this process skipped. See ``predict_source`` for the level.
     """
     source.require_images()
     stream = Stream(run, source, choose_device(device), listener or Listener(), level)
@@ -97,17 +88,20 @@ def _write_part(stream: Stream, folder: Path, name: str, part: range) -> None:
     """Write one file, and before it a list of the images that cannot be read, if any."""
     before = len(stream.skipped)
 
-    def write(path: Path) -> None:
-        with table_writer(path, "parquet") as writer:
-            assert isinstance(writer, ParquetWriter)
-            stream.write_part(writer, part)
-            if writer.writer is None:
-                _require_some(stream, part)
-                stream.write_nothing(writer)
-        if stream.skipped[before:]:
-            write_atomically(folder / f"skipped-{name}.csv", lambda file: _write_skipped(file, stream.skipped[before:]))
+    def fill(writer: Writer) -> None:
+        assert isinstance(writer, ParquetWriter)
+        stream.write_part(writer, part)
+        if writer.writer is None:
+            _require_some(stream, part)
+            stream.write_nothing(writer)
+        if skipped := stream.skipped[before:]:
+            reasons: Table = {
+                "id": [printable(name) for name, _ in skipped],
+                "reason": [reason for _, reason in skipped],
+            }
+            write_table(folder / f"skipped-{name}.csv", lambda table: table.write(reasons))
 
-    write_atomically(folder / f"part-{name}.parquet", write)
+    write_table(folder / f"part-{name}.parquet", fill)
 
 
 def _require_some(stream: Stream, part: range) -> None:
@@ -115,8 +109,3 @@ def _require_some(stream: Stream, part: range) -> None:
     if len(part) >= IN_A_ROW or len(part) == len(stream.source):
         last = ": ".join(map(printable, stream.skipped[-1]))
         raise UserError(f"source: none of {len(part):,} images in a row can be read; the last: {last}")
-
-
-def _write_skipped(path: Path, skipped: list[Skipped]) -> None:
-    with table_writer(path, "csv") as writer:
-        writer.write({"id": [printable(name) for name, _ in skipped], "reason": [reason for _, reason in skipped]})

@@ -46,8 +46,7 @@ def run_recipes(requests: Sequence[Request], *, data: Path | None = None, **opti
 def parse_seeds(text: str) -> list[int]:
     """Parse seeds such as ``0..7`` or ``1,4,9``."""
     if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
-        first = int(match[1])
-        last = int(match[2])
+        first, last = map(int, match.groups())
         if first <= last < first + MOST_SEEDS:
             return list(range(first, last + 1))
     elif re.fullmatch(r"\d+(,\d+)*", text):

@@ -61,7 +61,8 @@ def self_label(
         raise UserError(f"run: {first.path} is not finished; resume it first (--resume)")
     listener = listener or Listener()
     images = images or images_of(first, listener, root=data)
-    known = _known(first, images)
+    checksums = first.images()
+    known = {name: checksums[name] for name in images.ids} if checksums else {}
     begun = Run.to_resume(out) if resume else None
     if begun is None:
         config = second_config(first.config(), first.path, len(images), overrides or {}, as_published=as_published)
@@ -70,12 +71,6 @@ def self_label(
         config = _resumed_config(begun, first, known, changes)
     test = images_to_score(first.config(), images, data)
     return pipeline.run(config, images, out, command="selflabel", listener=listener, test=test, known=known, **options)
-
-
-def _known(first: Run, images: Images) -> Known:
-    """Return ids and checksums from the first run, restricted to the images that still exist."""
-    known = first.images()
-    return {name: known[name] for name in images.ids} if known else {}
 
 
 def _resumed_config(run: Run, first: Run, known: Known, overrides: dict[str, Any]) -> Config:

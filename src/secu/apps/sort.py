@@ -7,11 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from secu.apps.images import images_of
-from secu.apps.originals import put
+from secu.apps.originals import put, require_outside
 from secu.base.errors import UserError
 from secu.base.files import aside
 from secu.data import Images
-from secu.data.sources.folders import spelled_out
 from secu.data.text import one_line
 from secu.results.edits import read_edits, read_rows
 from secu.results.reading import read_assignments
@@ -37,21 +36,14 @@ def sort_run(
     """Create a folder with one subfolder per cluster, and return the number of images.
 
     File names start with the image's rank in its cluster, so that a file browser shows the most typical images first.
-    Images in an archive are extracted; images of an array or a data set are written as PNG.
-
-    Args:
-        run: A run.
-        destination: A folder that does not exist yet.
-        copy: Copy files instead of linking to them.
-        names: The table downloaded from the report: its cluster names become folder names, merged clusters share a
-            folder, and images marked as wrong get a separate one.
-        level: Use this many groups of the tree of clusters, instead of the run's own clusters.
-        without_duplicates: Keep only the largest picture of near-duplicates.
-        data: The folder of data sets.
-        device: auto, cuda, mps or cpu.
-        listener: Notified of images that no longer exist.
+    Images in an archive are extracted; images of an array or a data set are written as PNG. ``names`` is the table
+    downloaded from the report: its cluster names become folder names, merged clusters share a folder, and images marked
+    as wrong get a separate one. With a ``level``, there are this many groups of the tree instead of the run's clusters.
     """
-    _check_destination(run, destination, copy=copy)
+    if os.path.lexists(destination):
+        raise UserError(f"sort: {destination} already exists; choose a new folder")
+    if copy:
+        require_outside(run, destination, "sort", "sorted files")
     clusters = run.config().clusters if level is None else level
     if names is not None and level is not None:
         raise UserError(f"names: the report's names are not those of --level {level}; give one of them")
@@ -130,15 +122,3 @@ def _fill(place: Path, images: Images, folder_of: Mapping[int, str], *, copy: bo
         ranks[name] += 1
     for _, index, target, rank in sorted(wanted):  # in archive order, which is the fastest to read
         put(images, index, target, rank, copy=copy, command="sort")
-
-
-def _check_destination(run: Run, destination: Path, *, copy: bool) -> None:
-    if os.path.lexists(destination):
-        raise UserError(f"sort: {destination} already exists; choose a new folder")
-    source = run.config().data.source
-    base = Path(spelled_out(source)) if source else None
-    if copy and base and base.is_dir() and destination.resolve().is_relative_to(base.resolve()):
-        raise UserError(
-            f"sort: {destination} is inside {base}, so the next run would include the sorted files; "
-            "choose another folder"
-        )

@@ -23,9 +23,6 @@ class TensorBoard(Listener):
 
     The events of a resumed run are written anew from its metrics.jsonl, so that no epoch appears twice, even if it was
     interrupted between an epoch and its checkpoint. A new run gets its events when it is put into place.
-
-    Args:
-        path: The folder of the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,8 +33,6 @@ class TensorBoard(Listener):
         self.path = path
         self.writer: SummaryWriter | None = None
         self.waiting: list[dict[str, Any]] = []  # records that are not written yet
-        self.epochs = 0
-        self.begun = 0.0
 
     def started(self, *, engine: str, device: str, epochs: int, epochs_done: int, steps: int) -> None:
         """Begin with the epochs that are done already."""
@@ -70,21 +65,18 @@ class TensorBoard(Listener):
         """Write the waiting records, if the run is in its place."""
         if self._is_hidden() or not self.waiting:
             return
-        self.writer = self.writer or self._open()
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            shutil.rmtree(self.path / EVENTS, ignore_errors=True)  # all earlier events of the run
+            # A running TensorBoard forgets what it has read before: all steps from 0.
+            self.writer = SummaryWriter(str(self.path / EVENTS), purge_step=0)
         for record in self.waiting:
             for name, value in record.items():
                 if name != "epoch":
                     self.writer.add_scalar(name, value, record["epoch"], self.begun + record["seconds"])
         self.waiting = []
         self.writer.flush()
-
-    def _open(self) -> "SummaryWriter":
-        """Replace all earlier events of the run."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        shutil.rmtree(self.path / EVENTS, ignore_errors=True)
-        # A running TensorBoard forgets what it has read before: all steps from 0.
-        return SummaryWriter(str(self.path / EVENTS), purge_step=0)
 
     def _close(self) -> None:
         if self.writer is not None:

@@ -15,11 +15,6 @@ from secu.train.run import Run
 FORMATS = ("nwk", "json")
 
 
-def tree_of(run: Run) -> Tree:
-    """Return the tree over the clusters of a run's finest head."""
-    return load_method(run, torch.device("cpu")).clustering.finest_tree()
-
-
 def write_tree(run: Run, output: str) -> Tree:
     """Write the tree of a run to a .nwk or .json file, or print it as Newick if ``output`` is ``-``."""
     kind = "nwk" if output == "-" else Path(output).suffix.removeprefix(".").lower()
@@ -27,7 +22,7 @@ def write_tree(run: Run, output: str) -> Tree:
         raise UserError(f"output: {output!r} must end in .nwk or .json; {nearest(kind, FORMATS)}")
     if output != "-" and not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
-    tree = tree_of(run)
+    tree = load_method(run, torch.device("cpu")).clustering.finest_tree()
     nodes = nodes_of(tree)
     text = newick(nodes) if kind == "nwk" else json.dumps({"clusters": len(tree.leaves), "nodes": nodes}, indent=1)
     if output == "-":

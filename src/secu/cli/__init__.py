@@ -17,22 +17,18 @@ import typer
 from secu.base import processes
 from secu.base.errors import UserError, shortened
 from secu.base.names import printable
-from secu.cli import experiments, exports, extras, own, trees
-from secu.cli.app import app, options, parse_time, show_only_errors
+from secu.cli import experiments, exports, extras, own
+from secu.cli.app import app, invocation, parse_time, show_only_errors
 from secu.train.signals import STOPPING
 
-__all__ = ["app", "experiments", "exports", "extras", "main", "own", "parse_time", "trees"]
+__all__ = ["app", "experiments", "exports", "extras", "main", "own", "parse_time"]
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 2_000  # characters
 ONEDNN = "could not create a primitive"  # how oneDNN reports that memory ran out
 NO_STACK = "can't start new thread"  # how Python reports it for the stack of a thread
-RESUMED_BY = {
-    "train": "the same command with --resume",
-    "fit": "the same command with --resume",
-    "selflabel": "the same command with --resume",
-    "repeat": "the same command",
-}
+RESUMED_BY = dict.fromkeys(("train", "fit", "selflabel"), "the same command with --resume")
+RESUMED_BY["repeat"] = "the same command"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -44,7 +40,7 @@ def main() -> NoReturn:
     # OpenMP threads of torch busy-wait for each other. A shorter wait costs nothing on an idle CPU; when another
     # program occupies one of two cores, a step takes 0.24 s instead of 1.1 s. Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    options.debug = False
+    invocation.debug = False
     received = _watch_signals()
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _report_unraisable
@@ -111,17 +107,16 @@ def _report_interruption(received: list[int]) -> None:
     if not processes.is_main() or processes.failed_elsewhere():
         return
     what = "interrupted" if not received or received[0] == signal.SIGINT else "terminated"
-    how = RESUMED_BY.get(options.command)
+    how = RESUMED_BY.get(invocation.command)
     message = f"secu: {what}; {how} continues from the last checkpoint, if any" if how else f"secu: {what}"
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(message, file=sys.stderr, flush=True)
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Print an error as one line and exit."""
     if processes.world() > 1:
         _ignore_signals()
-    if options.debug:
+    if invocation.debug:
         raise error
     code = 2
     message = str(error)

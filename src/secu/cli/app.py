@@ -1,11 +1,10 @@
-"""Shared by all commands: the Typer app, its consoles and common options."""
+"""Shared by all commands: the Typer app and its consoles."""
 
 import io
 import os
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,19 +21,25 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Options:
-    """Global options of the current invocation."""
+class Invocation:
+    """What the user called."""
 
     debug: bool = False
     command: str = ""
 
 
 class Commands(TyperGroup):
-    """Command group that suggests a name for a misspelled command."""
+    """Command group that suggests a name for a misspelled command, and gives its option --debug to every command."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        debug = next(option for option in self.params if option.name == "debug")
+        for command in self.commands.values():
+            command.params.append(debug)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the requested command."""
-        options.command = args[0]
+        invocation.command = args[0]
         if not args[0].startswith("-") and args[0] not in self.commands:
             raise UserError(f"command: unknown {args[0]!r}; {nearest(args[0], self.commands)}")
         if processes.world() > 1 and args[0] in self.commands and args[0] not in SHARED:
@@ -44,7 +49,7 @@ class Commands(TyperGroup):
 
 
 SHARED = ("train", "fit", "selflabel", "evaluate", "embed", "predict")  # commands that several processes can share
-options = Options()
+invocation = Invocation()
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 console = Console(highlight=False, markup=False)  # a path may contain [brackets]
 errors = Console(stderr=True, highlight=False, markup=False)
@@ -59,7 +64,7 @@ def show_only_errors(main: bool) -> None:
 
 
 def _set_debug(wanted: bool) -> None:
-    options.debug = options.debug or wanted
+    invocation.debug = invocation.debug or wanted
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,26 +73,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
-DataRoot = Annotated[Path | None, typer.Option("--data", help="Folder of data sets. Default: $SECU_DATA or the cache.")]
-Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the run in --out.")]
-TimeLimit = Annotated[str | None, typer.Option(help="Stop cleanly after this time: 90s, 9m, 2h.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write events for TensorBoard into the run.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
-]
+_VERSION = typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+_HELP = "Show the traceback of an error."
+_DEBUG = typer.Option("--debug", help=_HELP, callback=_set_debug, is_eager=True, expose_value=False)
 
 
 @app.callback()
 def _program(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-    debug: Debug = False,
+    version: Annotated[bool, _VERSION] = False,
+    debug: Annotated[bool, _DEBUG] = False,
 ) -> None:
     """Cluster images without labels: stable cluster discrimination (SeCu)."""
     _escape_output()

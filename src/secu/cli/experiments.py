@@ -4,26 +4,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from secu.base.errors import UserError
-from secu.cli.app import (
-    DataRoot,
-    Debug,
-    Device,
-    Force,
-    Overrides,
-    Resume,
-    RunFolder,
-    TensorBoard,
-    TimeLimit,
-    app,
-    console,
-    errors,
-    parse_time,
-    warn_if_unfinished,
-)
+from secu.cli import options
+from secu.cli.app import app, console, errors, parse_time, warn_if_unfinished
 
 if TYPE_CHECKING:
     from secu.apps.pipeline import Finished
@@ -40,17 +26,16 @@ def ran_out_of_time(finished: "Finished") -> bool:
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe (secu recipes) or path of a .yaml file.")],
-    overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
-    device: Device = "auto",
-    data: DataRoot = None,
-    resume: Resume = False,
-    force: Force = False,
-    time_limit: TimeLimit = None,
-    tensorboard: TensorBoard = False,
-    debug: Debug = False,
+    recipe: Annotated[str, Argument(help="Name of a recipe (secu recipes) or path of a .yaml file.")],
+    overrides: options.Overrides = None,
+    out: Annotated[Path | None, Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
+    seed: Annotated[int | None, Option(help="Random seed.")] = None,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
+    resume: options.Resume = False,
+    force: options.Force = False,
+    time_limit: options.TimeLimit = None,
+    tensorboard: options.TensorBoard = False,
 ) -> None:
     """Train a recipe and write a run folder."""
     from secu.settings import load_config
@@ -80,14 +65,13 @@ def train(
 
 @app.command()
 def repeat(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe or path of a .yaml file.")],
-    overrides: Overrides = None,
-    seeds: Annotated[str, typer.Option(help="A range such as 0..7, or a list such as 1,4,9.")] = "0..7",
-    together: Annotated[int, typer.Option(help="Seeds to train side by side. On a GPU, 2 or 3 save time.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/RECIPE-seeds.")] = None,
-    device: Device = "auto",
-    data: DataRoot = None,
-    debug: Debug = False,
+    recipe: Annotated[str, Argument(help="Name of a recipe or path of a .yaml file.")],
+    overrides: options.Overrides = None,
+    seeds: Annotated[str, Option(help="A range such as 0..7, or a list such as 1,4,9.")] = "0..7",
+    together: Annotated[int, Option(help="Seeds to train side by side. On a GPU, 2 or 3 save time.")] = 1,
+    out: Annotated[Path | None, Option(help="Folder of the runs. Default: runs/RECIPE-seeds.")] = None,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
 ) -> None:
     """Train a recipe with many seeds. After an interruption, the same command continues."""
     from secu.apps.console import ConsoleListener
@@ -112,26 +96,17 @@ def repeat(
 
 @app.command()
 def selflabel(
-    run: RunFolder,
-    overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the new run. Default: RUN-selflabel.")] = None,
-    keep_best: Annotated[
-        bool,
-        typer.Option(
-            "--keep-best/--keep-last",
-            help="Keep the last epoch whose label-free score is near the best one, or simply the last.",
-        ),
-    ] = True,
-    as_published: Annotated[
-        bool, typer.Option("--as-published", help="Use the setting that the paper follows instead of our rules.")
-    ] = False,
-    device: Device = "auto",
-    data: DataRoot = None,
-    resume: Resume = False,
-    force: Force = False,
-    time_limit: TimeLimit = None,
-    tensorboard: TensorBoard = False,
-    debug: Debug = False,
+    run: options.RunFolder,
+    overrides: options.Overrides = None,
+    out: Annotated[Path | None, Option(help="Folder of the new run. Default: RUN-selflabel.")] = None,
+    keep_best: options.KeepBest = True,
+    as_published: options.AsPublished = False,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
+    resume: options.Resume = False,
+    force: options.Force = False,
+    time_limit: options.TimeLimit = None,
+    tensorboard: options.TensorBoard = False,
 ) -> None:
     """Improve a finished run by self-labeling, in a second run."""
     from secu.apps.console import ConsoleListener
@@ -183,11 +158,10 @@ def comparison(before: dict[str, Any], after: dict[str, Any]) -> Table:
 
 @app.command()
 def evaluate(
-    run: RunFolder,
-    split: Annotated[str | None, typer.Option(help="Split of the run's data set. Default: its test split.")] = None,
-    device: Device = "auto",
-    data: DataRoot = None,
-    debug: Debug = False,
+    run: options.RunFolder,
+    split: Annotated[str | None, Option(help="Split of the run's data set. Default: its test split.")] = None,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
 ) -> None:
     """Score a finished run: ACC, NMI, ARI and cluster sizes."""
     from secu.apps.console import ConsoleListener

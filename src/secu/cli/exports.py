@@ -1,63 +1,48 @@
 """The command that writes a run's model or its clusters for other programs."""
 
-from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Option
 
 from secu.base.errors import UserError
-from secu.cli.app import DataRoot, Debug, Device, RunFolder, app, console, errors, warn_if_unfinished
+from secu.cli import options
+from secu.cli.app import app, console, errors, warn_if_unfinished
 
 
 @app.command()
 def export(
-    run: RunFolder,
-    path: Annotated[Path, typer.Argument(metavar="DEST", help="MODEL.onnx; with --to, a new folder or .parquet file.")],
-    to: Annotated[
-        str | None,
-        typer.Option(help="Export the clusters to fiftyone, embedding-atlas, huggingface or labelstudio."),
-    ] = None,
-    names: Annotated[
-        Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
-    ] = None,
-    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
-    device: Device = "auto",
-    data: DataRoot = None,
-    debug: Debug = False,
+    run: options.RunFolder,
+    path: options.ExportPath,
+    to: options.Tool = None,
+    names: options.Names = None,
+    copy: options.Copy = False,
+    force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
 ) -> None:
     """Export the model as ONNX, or the clusters to another tool."""
     from secu.train.run import Run
 
     if to is not None:
-        _export_clusters(run, path, to, names=names, copy=copy, force=force, device=device, data=data)
-        return
-    if names is not None or copy or force:
-        raise UserError("export: --names, --copy and --force need --to")
-    if path.suffix != ".onnx":
-        raise UserError(f"export: {path} must end in .onnx; to export the clusters, name a tool with --to")
-    from secu.apps.export import export_onnx
+        from secu.apps.console import ConsoleListener
+        from secu.apps.exports.content import Request
+        from secu.apps.exports.writing import FORMATS, export_to
 
-    folder = Run.open(run)
-    export_onnx(folder, path)
-    console.print(str(path), soft_wrap=True)
-    warn_if_unfinished(folder)
+        form = FORMATS[to]
+        folder = Run.open(run)
+        with ConsoleListener(errors) as listener:
+            count = export_to(to, Request(folder, names, copy, data, device, listener), path, force=force)
+        console.print(f"{count:,} images in {path}", soft_wrap=True)
+        console.print(f"open it: {form.opening.format(path=str(path), quoted=quote(str(path)))}", soft_wrap=True)
+    else:
+        if names is not None or copy or force:
+            raise UserError("export: --names, --copy and --force need --to")
+        if path.suffix != ".onnx":
+            raise UserError(f"export: {path} must end in .onnx; to export the clusters, name a tool with --to")
+        from secu.apps.export import export_onnx
 
-
-def _export_clusters(path: Path, destination: Path, tool: str, *, force: bool, **more: Any) -> None:
-    """Write the clusters for a tool, and print how to open them."""
-    from secu.apps.console import ConsoleListener
-    from secu.apps.exports.content import Request
-    from secu.apps.exports.writing import export_to, format_of
-    from secu.train.run import Run
-
-    form = format_of(tool)
-    folder = Run.open(path)
-    with ConsoleListener(errors) as listener:
-        count = export_to(tool, Request(folder, listener=listener, **more), destination, force=force)
-    console.print(f"{count:,} images in {destination}", soft_wrap=True)
-    console.print(
-        f"open it: {form.opening.format(path=str(destination), quoted=quote(str(destination)))}", soft_wrap=True
-    )
+        folder = Run.open(run)
+        export_onnx(folder, path)
+        console.print(str(path), soft_wrap=True)
     warn_if_unfinished(folder)

@@ -3,17 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
-from secu.cli.app import DataRoot, Debug, Device, Overrides, app, console
+from secu.cli import options
+from secu.cli.app import app, console
 
 
 @app.command()
-def recipes(
-    name: Annotated[str | None, typer.Argument(help="Recipe to show with all its settings.")] = None,
-    debug: Debug = False,
-) -> None:
+def recipes(name: Annotated[str | None, Argument(help="Recipe to show with all its settings.")] = None) -> None:
     """List the recipes, or show one with all its settings."""
     import yaml
 
@@ -31,9 +29,8 @@ def recipes(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or stl10.")],
-    root: DataRoot = None,
-    debug: Debug = False,
+    name: Annotated[str, Argument(help="cifar10, cifar100 or stl10.")],
+    root: options.DataRoot = None,
 ) -> None:
     """Download, verify and unpack the official archive of a data set."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -50,11 +47,10 @@ def data(
 
 @app.command()
 def demo(
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run; a number is added if it exists.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    device: Device = "cpu",
-    debug: Debug = False,
+    overrides: options.Overrides = None,
+    out: Annotated[Path, Option(help="Folder of the run; a number is added if it exists.")] = Path("runs/demo"),
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
+    device: options.Device = "cpu",
 ) -> None:
     """Cluster 1,797 handwritten digits: two minutes on two CPU cores."""
     from secu.apps.console import ConsoleListener

@@ -1,82 +1,41 @@
-"""Commands for your own images: fit, predict, sort, report."""
+"""Commands for your own images: fit, report, embed, predict, sort, tree."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from secu.base.errors import UserError
 from secu.base.names import printable
-from secu.cli.app import (
-    DataRoot,
-    Debug,
-    Device,
-    Force,
-    Overrides,
-    Resume,
-    RunFolder,
-    TensorBoard,
-    TimeLimit,
-    app,
-    console,
-    errors,
-    parse_time,
-    warn_if_unfinished,
-)
+from secu.cli import options
+from secu.cli.app import app, console, errors, parse_time, warn_if_unfinished
 from secu.cli.experiments import ran_out_of_time
 
 if TYPE_CHECKING:
-    from secu.results.found import Results
-
-SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="Folder, glob, .npy, .csv, .parquet, .zip or .tar of images, or shards.")
-]
-Level = Annotated[
-    int | None, typer.Option(help="Use this many groups of the tree (secu tree) instead of the clusters.")
-]
-AllowBad = Annotated[bool, typer.Option("--allow-bad", help="Continue if more than 5% of the images cannot be read.")]
+    from secu.apps.pipeline import Finished
 
 
 @app.command()
 def fit(
-    source: SourceArgument,
-    overrides: Overrides = None,
-    clusters: Annotated[
-        str | None,
-        typer.Option(
-            "--clusters", "-k", help="Number of clusters, or a range such as 5..40. Default: chosen by the run."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/ and the name of the source.")
-    ] = None,
-    balance: Annotated[
-        float | None, typer.Option(help="Minimum size of a cluster, as a share of an equal size: from 0 to 1.")
-    ] = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="Pretrained network: lite0, or hf:NAME-OR-FOLDER. Default: chosen by rule.")
-    ] = None,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Train a network on these images alone.")
-    ] = False,
-    labels: Annotated[str | None, typer.Option(help="True labels, for scoring only: folder, or a column.")] = None,
-    hints: Annotated[
-        Path | None, typer.Option(help="Table of names or links of some images, or one downloaded from a report.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed. Default: 0.")] = None,
-    device: Device = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the chosen settings with reasons, and exit.")
-    ] = False,
-    allow_bad: AllowBad = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop if any image cannot be read.")] = False,
-    resume: Resume = False,
-    force: Force = False,
-    time_limit: TimeLimit = None,
-    tensorboard: TensorBoard = False,
-    debug: Debug = False,
+    source: options.Source,
+    overrides: options.Overrides = None,
+    clusters: options.Clusters = None,
+    out: Annotated[Path | None, Option(help="Folder of the run. Default: runs/ and the name of the source.")] = None,
+    balance: options.Balance = None,
+    encoder: options.EncoderOrRule = None,
+    from_scratch: Annotated[bool, Option("--from-scratch", help="Train a network on these images alone.")] = False,
+    labels: Annotated[str | None, Option(help="True labels, for scoring only: folder, or a column.")] = None,
+    hints: options.Hints = None,
+    seed: Annotated[int | None, Option(help="Random seed. Default: 0.")] = None,
+    device: options.Device = "auto",
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the chosen settings with reasons, and exit.")] = False,
+    allow_bad: options.AllowBad = False,
+    strict: Annotated[bool, Option("--strict", help="Stop if any image cannot be read.")] = False,
+    resume: options.Resume = False,
+    force: options.Force = False,
+    time_limit: options.TimeLimit = None,
+    tensorboard: options.TensorBoard = False,
 ) -> None:
     """Cluster your own images and write a report."""
     from secu.apps.console import ConsoleListener, show_plan
@@ -113,15 +72,18 @@ def fit(
         return
     with progress:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
-    if not ran_out_of_time(finished) and finished.results is not None:
-        _show_results(finished.results, finished.seconds, path, finished.run.outcome())
+    if not ran_out_of_time(finished):
+        _show_results(finished)
 
 
-def _show_results(results: "Results", seconds: float, path: Path, outcome: Mapping[str, Any]) -> None:
+def _show_results(finished: "Finished") -> None:
     """Print the results of a finished fit: reasons for the number of clusters, hints, images left out, and scores."""
-    for reason in outcome.get("number", {}).get("reasons", ()):
+    results = finished.results
+    assert results is not None
+    path = finished.run.path
+    for reason in finished.run.number_reasons():
         console.print(reason, highlight=False, soft_wrap=True)
-    if hints := outcome.get("hints"):
+    if hints := finished.run.outcome().get("hints"):
         followed = f"{hints['followed']:,} of {hints['images']:,} hinted images are in the cluster of their hint"
         names = ", ".join(f"cluster {cluster} is {printable(name)}" for cluster, name in hints["names"].items())
         console.print(f"{followed}; {names}" if names else followed, highlight=False, markup=False, soft_wrap=True)
@@ -129,7 +91,7 @@ def _show_results(results: "Results", seconds: float, path: Path, outcome: Mappi
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
         console.print("".join(f"{name.upper()} {value:.4f}  " for name, value in results.scores._asdict().items()))
-    console.print(f"finished in {seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
+    console.print(f"finished in {finished.seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
 
 
 def name_of(source: str) -> str:
@@ -141,7 +103,7 @@ def name_of(source: str) -> str:
 
 
 @app.command()
-def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug: Debug = False) -> None:
+def report(run: options.RunFolder, device: options.Device = "auto", data: options.DataRoot = None) -> None:
     """Write the report of a run again, and print its path."""
     from secu.apps.console import ConsoleListener
     from secu.apps.images import images_of
@@ -162,12 +124,11 @@ def report(run: RunFolder, device: Device = "auto", data: DataRoot = None, debug
 
 @app.command()
 def embed(
-    source: SourceArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npy or .parquet.")],
-    encoder: Annotated[str, typer.Option(help="Pretrained network: lite0, or hf:NAME-OR-FOLDER.")] = "lite0",
-    device: Device = "auto",
-    allow_bad: AllowBad = False,
-    debug: Debug = False,
+    source: options.Source,
+    output: Annotated[Path, Option("--output", "-o", help="File to write: .npy or .parquet.")],
+    encoder: options.Encoder = "lite0",
+    device: options.Device = "auto",
+    allow_bad: options.AllowBad = False,
 ) -> None:
     """Write the features of your images from a pretrained network."""
     from secu.apps.console import ConsoleListener
@@ -184,17 +145,12 @@ def embed(
 
 @app.command()
 def predict(
-    run: RunFolder,
-    source: SourceArgument,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="File (.csv, .jsonl, .parquet) or folder/; - prints CSV.")
-    ] = "-",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="In CSV, omit the ' before text that a spreadsheet would evaluate.")
-    ] = False,
-    level: Level = None,
-    device: Device = "auto",
-    debug: Debug = False,
+    run: options.RunFolder,
+    source: options.Source,
+    output: options.Predictions = "-",
+    raw: options.Raw = False,
+    level: options.Level = None,
+    device: options.Device = "auto",
 ) -> None:
     """Assign new images to the clusters of a run."""
     from secu.apps.console import ConsoleListener
@@ -222,19 +178,14 @@ def predict(
 
 @app.command()
 def sort(
-    run: RunFolder,
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A folder that does not exist yet.")],
-    copy: Annotated[bool, typer.Option("--copy/--link", help="Copy the files, or link to them.")] = False,
-    names: Annotated[
-        Path | None, typer.Option(help="Table downloaded from the report, with names, merges and marks.")
-    ] = None,
-    level: Level = None,
-    without_duplicates: Annotated[
-        bool, typer.Option("--without-duplicates", help="Of near-duplicates, keep only the largest picture.")
-    ] = False,
-    device: Device = "auto",
-    data: DataRoot = None,
-    debug: Debug = False,
+    run: options.RunFolder,
+    destination: Annotated[Path, Argument(metavar="DEST", help="A folder that does not exist yet.")],
+    copy: options.Copy = False,
+    names: options.Names = None,
+    level: options.Level = None,
+    without_duplicates: options.Unique = False,
+    device: options.Device = "auto",
+    data: options.DataRoot = None,
 ) -> None:
     """Sort the pictures into one folder per cluster."""
     from secu.apps.console import ConsoleListener
@@ -255,4 +206,17 @@ def sort(
             listener=listener,
         )
     console.print(f"{count:,} images in {destination}", soft_wrap=True)
+    warn_if_unfinished(folder)
+
+
+@app.command()
+def tree(run: options.RunFolder, output: options.TreeFile = "-") -> None:
+    """Write the tree of a run's finest clusters."""
+    from secu.apps.trees import write_tree
+    from secu.train.run import Run
+
+    folder = Run.open(run)
+    found = write_tree(folder, output)
+    levels = f"{len(found.leaves):,} clusters; cut it with --level 2 to {len(found.leaves)}"
+    (errors if output == "-" else console).print(levels, soft_wrap=True)
     warn_if_unfinished(folder)

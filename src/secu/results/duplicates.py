@@ -20,7 +20,7 @@ from torch import Tensor
 
 from secu.data import Images
 from secu.data.decoding.image_files import opened
-from secu.results.hashes import SIDE, Hashes, differing_bits, hash_pictures
+from secu.results.hashes import SIDE, Hashes, Ints, differing_bits, hash_pictures
 from secu.results.pictures import to_tile
 
 NEIGHBORS = 16  # similar images that each image is compared with
@@ -34,8 +34,6 @@ CELLS_EACH = 3  # cells that an image is in, if there are more
 BLOCK = 512  # images that are processed at a time
 PAIRS = 4096  # pairs of pictures that are compared at a time
 
-Ints = NDArray[np.int64]
-
 
 def is_searched(images: Images) -> bool:
     """Return whether near-duplicates are searched for: not in named data sets or in images decoded on demand."""
@@ -46,9 +44,7 @@ def is_searched(images: Images) -> bool:
 def kept_images(images: Images, embeddings_ND: Tensor) -> Ints:
     """Return the image to keep for every image (N,): itself, or the largest one that is the same picture.
 
-    Args:
-        images: The images.
-        embeddings_ND: The embeddings of the images; if their inputs are features, these are compared instead.
+    The embeddings are compared, or the inputs if these are feature vectors.
     """
     first_N = _first_copies(images)
     return _choose(images, first_N, _find_pairs(images, embeddings_ND, np.unique(first_N)))
@@ -138,15 +134,10 @@ def _gray(pixels_CHW: NDArray[np.uint8]) -> Image.Image:
 
 
 def _choose(images: Images, first_N: Ints, pairs_P2: Ints) -> Ints:
-    """Return the image to keep for every image (N,).
+    """Return the image to keep for every image (N,), given their first exact copies, and pairs of these.
 
     The largest picture, in pixels and then in bytes, is kept for all pictures that are the same; then the largest of
     the others, and so on. So no image is left out because of a chain of pictures, each of which is similar to the next.
-
-    Args:
-        images: The images.
-        first_N: The first exact copy of each image.
-        pairs_P2: Pairs of such images that are the same picture.
     """
     same = defaultdict(list)
     for one, other in pairs_P2.tolist():

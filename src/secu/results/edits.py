@@ -10,11 +10,11 @@ from secu.base.errors import UserError
 from secu.base.names import printable, unescape
 from secu.data.sources.manifest import separator
 from secu.results.cells import rearm
+from secu.results.tables import LEAF
 
 SAFE = re.compile(r"[^\w.\-]+")
 LONGEST = 200  # maximum length of a file name in bytes; file systems allow 255
 WRONG = "marked-as-wrong"
-LEAF = "leaf"  # column of tables in which clusters were split or the tree was cut
 LABEL = re.compile(r"([0-9]{1,9})([ab]*)")  # of a cluster: 3, or 3a and 3b for its parts
 SAME = 0.95  # minimum share of matching clusters; a different device may assign a few images differently
 
@@ -51,16 +51,10 @@ class Row(NamedTuple):
 
 
 def read_edits(names: Path | None, clusters: int, cluster_of: Mapping[str, int]) -> Edits:
-    """Read the table downloaded from the report.
+    """Read the table downloaded from the report; without one, folders are named after the cluster numbers.
 
-    Args:
-        names: The table; if None, folders are named after the cluster numbers.
-        clusters: Number of clusters.
-        cluster_of: The cluster of each image in this run, by id. The table must match it, since another run
-            numbers its clusters differently.
-
-    Raises:
-        UserError: The table cannot be read, belongs to another run, or maps different names to the same folder.
+    The table must match the cluster of each image in this run, by id, since another run numbers its clusters
+    differently.
     """
     numbered = _numbered_folders(clusters)
     if names is None:

@@ -10,34 +10,24 @@ from torch import Tensor
 from secu.cluster.metrics import Scores
 from secu.data import Images
 from secu.methods.predictor import Predictions
-from secu.results.duplicates import Ints, is_searched, kept_images
+from secu.results.duplicates import is_searched, kept_images
+from secu.results.hashes import Ints
 from secu.results.leaves import Leaves
 from secu.results.words import suggest_names
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The clusters of N images; K clusters, D dimensions.
-
-    Attributes:
-        images: The images that were assigned.
-        embeddings: Unit embeddings (N, D).
-        centers: Cluster centers (K, D).
-        predictions: The two best clusters of every image.
-        limits: The cosine below which an image is an outlier of each cluster (K,).
-        scores: ACC, NMI and ARI; None if no true labels are known.
-        warnings: Possible problems with the clusters; empty if there are none.
-        leaves: The clusters of the finest head and their tree; None if there are hardly any, too many, or not known.
-    """
+    """The clusters of N images; K clusters, D dimensions."""
 
     images: Images
-    embeddings: Tensor
-    centers: Tensor
+    embeddings: Tensor  # of unit length (N, D)
+    centers: Tensor  # (K, D)
     predictions: Predictions
-    limits: Tensor
-    scores: Scores | None
+    limits: Tensor  # the cosine below which an image is an outlier of each cluster (K,)
+    scores: Scores | None  # None if no true labels are known
     warnings: tuple[str, ...]
-    leaves: Leaves | None = None
+    leaves: Leaves | None = None  # the clusters of the finest head; None if hardly any, too many, or not known
 
     def __post_init__(self) -> None:
         for name, column in {"embeddings": self.embeddings, **vars(self.predictions)}.items():

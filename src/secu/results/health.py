@@ -23,13 +23,7 @@ LISTED = 10  # maximum number of clusters listed in a warning
 
 
 def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, config: Config) -> tuple[str, ...]:
-    """Return warnings about possible problems with the clusters; empty if there are none.
-
-    Args:
-        metrics: One record per epoch; only the last one is used.
-        predictions: The clusters of all images.
-        config: The settings of the run.
-    """
+    """Return warnings about possible problems with the clusters; of the metrics, only the last record is used."""
     sizes = torch.bincount(predictions.cluster, minlength=config.clusters).tolist()
     confidence = float(predictions.confidence.mean())
     last = metrics[-1] if metrics else {}

@@ -18,19 +18,12 @@ AT_ONCE = 2**24  # cosines that are computed at a time
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
-    """The finest clusters of N images.
-
-    Attributes:
-        tree: The tree over the leaves.
-        centers: Centers of the leaves (L, D).
-        leaf: The leaf of each image, as its position in the tree (N,).
-        cosine: The cosine of each image to the center of its leaf (N,).
-    """
+    """The finest clusters of N images."""
 
     tree: Tree
-    centers: Tensor
-    leaf: Tensor
-    cosine: Tensor
+    centers: Tensor  # of the leaves (L, D)
+    leaf: Tensor  # of each image, as its position in the tree (N,)
+    cosine: Tensor  # of each image to the center of its leaf (N,)
 
     def column(self, cluster_N: Tensor) -> Tensor | None:
         """Return each image's cluster in the finest head for a table; None if they are the run's own clusters."""

@@ -15,13 +15,7 @@ SMALL = 64  # longest side in pixels on the map
 
 
 class Pictures:
-    """Tiles of chosen images.
-
-    Args:
-        images: Where the pixels come from.
-        large: Indices of images that are shown large; duplicates are decoded once.
-        small: Indices of images that are shown small; those in ``large`` are not decoded again.
-    """
+    """Tiles of the images with these indices, shown large or small; those in both are only decoded large."""
 
     def __init__(self, images: Images, large: Iterable[int], small: Iterable[int] = ()) -> None:
         sides = dict.fromkeys(small, SMALL) | dict.fromkeys(large, LARGE)

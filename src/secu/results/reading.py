@@ -20,12 +20,7 @@ MOST_DIGITS = 9
 def read_assignments(source: Path | bytes, clusters: int | None = None) -> Table:
     """Return the columns of an assignments.csv by name: our own with their types, all others as text.
 
-    Args:
-        source: The file, or its content.
-        clusters: Number of clusters, if known; larger cluster numbers are refused.
-
-    Raises:
-        UserError: The file does not exist, or was not written by this package.
+    The source is the file or its content. If the number of clusters is known, larger cluster numbers are refused.
     """
     where = "assignments.csv" if isinstance(source, bytes) else str(source)
     try:
@@ -38,12 +33,7 @@ def read_assignments(source: Path | bytes, clusters: int | None = None) -> Table
 
 
 def read_limits(path: Path, clusters: int) -> list[float]:
-    """Return each cluster's outlier threshold, a cosine, from a clusters.csv in any order.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        UserError: It does not contain one threshold per cluster.
-    """
+    """Return each cluster's outlier threshold, a cosine, from a clusters.csv in any order, which must exist."""
     try:
         columns = _columns(path.read_bytes(), ("cluster", "outlier_below"))
         numbers = [_whole(text) for text in columns["cluster"]]
@@ -78,7 +68,6 @@ def _columns(content: bytes, needed: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _typed(columns: Mapping[str, list[str]], clusters: int | None) -> Table:
-    """Convert our columns to their types."""
     table: Table = dict(columns)
     converters: dict[type, Callable[[str], Any]] = {str: str, int: _whole, float: _finite, bool: _boolean}
     for name, kind in OURS.items():

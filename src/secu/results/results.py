@@ -21,12 +21,10 @@ from secu.results.health import warnings_of
 from secu.results.leaves import find_leaves
 from secu.results.pictures import Pictures
 from secu.results.report import Report, ReportData
-from secu.results.report.data import LOSSES
-from secu.results.tables import Table, make_table, table_writer
+from secu.results.report.build import LOSSES
+from secu.results.tables import Table, make_table, write_table
 from secu.train.listener import Listener
 from secu.train.run import Run
-
-__all__ = ["Results", "find_results", "write_report", "write_results"]
 
 ROUNDING = 1e-4  # tolerance for cosines, which depend slightly on the batch: exact duplicates are never outliers
 
@@ -38,15 +36,7 @@ def find_results(
     embeddings_ND: Tensor | None = None,
     clustering: Clustering | None = None,
 ) -> Results:
-    """Assign every image to its nearest center.
-
-    Args:
-        run: The run folder.
-        predictor: Its model.
-        images: The images.
-        embeddings_ND: Their embeddings; computed unless given.
-        clustering: All heads of the run; without it, the results have no tree of clusters.
-    """
+    """Assign every image to its nearest center; without the heads of the run, there is no tree of clusters."""
     embeddings_ND = predictor.embed(images).cpu() if embeddings_ND is None else embeddings_ND.cpu()
     rows = images.readable_rows()
     if len(rows) < len(images):
@@ -69,14 +59,7 @@ def find_results(
 def write_results(
     run: Run, results: Results, *, pictures: bool = True, busy: Callable[[str], None] | None = None
 ) -> None:
-    """Write the tables of a finished run and, with ``pictures``, exemplars.png and report.html.
-
-    Args:
-        run: The run folder.
-        results: The results from ``find_results``.
-        pictures: Whether to write exemplars.png and report.html.
-        busy: Called with a description of each slow step.
-    """
+    """Write the tables of a finished run and, with ``pictures``, exemplars.png and report.html."""
     busy = busy or Listener().busy  # does nothing
     if is_searched(results.images):
         busy("looking for near-duplicates")
@@ -104,7 +87,6 @@ def write_report(run: Run, results: Results) -> Path:
 
 
 def _report(run: Run, results: Results) -> Report:
-    """Return the report of a run, without pixels."""
     unfinished = run.unfinished()
     warnings = (unfinished, *results.warnings) if unfinished else results.warnings
     return Report(
@@ -153,23 +135,15 @@ def _write_tables(run: Run, results: Results, kept: Sequence[int] | None) -> Non
         leaf=results.leaves.column(results.predictions.cluster) if results.leaves else None,
     )
     for kind in ("csv", "parquet"):
-        _write(run.path / f"assignments.{kind}", table)
-    _write(run.path / "clusters.csv", _cluster_table(results))
+        write_table(run.path / f"assignments.{kind}", lambda writer: writer.write(table))
+    write_table(run.path / "clusters.csv", lambda writer: writer.write(_cluster_table(results)))
     skipped = [*results.images.skipped, *results.images.repeated]
     reasons = [escape_text(reason) for _, reason in skipped]
-    _write(run.path / "skipped.csv", {"id": [escape(name) for name, _ in skipped], "reason": reasons})
-
-
-def _write(path: Path, table: Table) -> None:
-    def write(temporary: Path) -> None:
-        with table_writer(temporary, path.suffix[1:]) as writer:
-            writer.write(table)
-
-    write_atomically(path, write)
+    left_out: Table = {"id": [escape(name) for name, _ in skipped], "reason": reasons}
+    write_table(run.path / "skipped.csv", lambda writer: writer.write(left_out))
 
 
 def _cluster_table(results: Results) -> Table:
-    """Return one row per cluster."""
     of_each = [results.predictions.cosine[results.predictions.cluster == c] for c in range(len(results.limits))]
     return {
         "cluster": list(range(len(of_each))),

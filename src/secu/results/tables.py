@@ -6,14 +6,15 @@ written are escaped (names.py). In CSV, cells that a spreadsheet would evaluate 
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from torch import Tensor
 
 from secu.base.errors import UserError, nearest
+from secu.base.files import write_atomically
 from secu.base.names import escape, escape_text
 from secu.methods.predictor import Predictions
 from secu.results.cells import disarm
@@ -45,16 +46,10 @@ def make_table(
     kept: Sequence[int] | None = None,
     leaf: Tensor | None = None,
 ) -> Table:
-    """Return one row per image: our own columns, the true label, the leaf of the tree, and the source's columns.
+    """Return one row per image: our own columns, those that are known of the optional ones, and the source's columns.
 
-    Args:
-        ids: The name of each image.
-        predictions: The two best clusters of every image.
-        outlier: Whether each image is an outlier, if known.
-        columns: The columns of the source, by name.
-        labels: The true class of each image, if known.
-        kept: The image to keep for each image, which is itself or a near-duplicate, if known.
-        leaf: The cluster of each image in the finest head, if that is not the run's own.
+    ``kept`` is the image to keep for each image: itself or a near-duplicate. ``leaf`` is its cluster in the finest
+    head, if that is not the run's own.
     """
     table: Table = {
         "id": [escape(name) for name in ids],
@@ -99,13 +94,6 @@ def writable(value: Any) -> Any:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     return escape_text(value) if isinstance(value, str) else value
-
-
-class Writer(Protocol):
-    """Writes a table in parts, all with the same columns."""
-
-    def write(self, table: Table) -> None:
-        """Append rows."""
 
 
 class CsvWriter:
@@ -171,12 +159,25 @@ class ParquetWriter:
             self.writer.close()
 
 
+Writer = CsvWriter | JsonWriter | ParquetWriter  # writes a table in parts, all with the same columns
+
+
 def format_of(path: str) -> str:
     """Return the format implied by a file name; ``-`` (standard output) means CSV."""
     suffix = "csv" if path == "-" else path.rsplit(".", 1)[-1].lower()
     if suffix not in FORMATS:
         raise UserError(f"output: {path!r} must end in .csv, .jsonl or .parquet; {nearest(suffix, FORMATS)}")
     return suffix
+
+
+def write_table(path: Path, fill: Callable[[Writer], object], *, raw: bool = False) -> None:
+    """Let ``fill`` write a table in the format of the file's name; the file appears when it is complete."""
+
+    def write(temporary: Path) -> None:
+        with table_writer(temporary, format_of(path.name), raw=raw) as writer:
+            fill(writer)
+
+    write_atomically(path, write)
 
 
 @contextmanager

@@ -28,14 +28,7 @@ Ints = NDArray[np.int64]
 def suggest_names(
     ids: Sequence[str], columns: Mapping[str, Sequence[Any]], cluster_N: Ints, clusters: int
 ) -> list[list[str]]:
-    """Return the words that set each cluster apart, best first; an empty list if there are none.
-
-    Args:
-        ids: The name of each image, often a path.
-        columns: Other columns by name; text in them counts as well.
-        cluster_N: The cluster of each image.
-        clusters: Number of clusters.
-    """
+    """Return the words in ids and other columns that set each cluster apart, best first; may be empty."""
     rows = np.arange(len(cluster_N))
     if len(rows) > MOST_IMAGES:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST_IMAGES, replace=False))

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from secu.apps.exports.content import Content, Row
-from secu.apps.exports.format import MARK, Format
+from secu.apps.exports.content import Content, Row, has_pictures
 from secu.apps.exports.parquet import schema_of, write_file
+from secu.apps.exports.writing import MARK, Format
 from secu.apps.originals import encoded
 from secu.results.pictures import shrink, to_tile
 from secu.results.tables import DIGITS
@@ -28,7 +28,7 @@ NEAREST = pa.struct([("ids", pa.list_(pa.int64())), ("distances", pa.list_(pa.fl
 def write(content: Content, path: Path) -> None:
     """Write the file."""
     rows = _with_neighbors(content)
-    if content.has_pictures:
+    if has_pictures(content.images):
         rows = _with_pictures(content, rows)
     write_file(path, schema_of(content, {"neighbors": NEAREST}, {MARK: content.title}), rows)
 
@@ -45,7 +45,6 @@ def _with_neighbors(content: Content) -> Iterator[Row]:
 
 
 def _with_pictures(content: Content, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield the rows with their pictures."""
     pictures = content.images.iter_pictures(dict.fromkeys(range(len(content.images)), SIDE))
     for number, (row, (index, pixels_CHW)) in enumerate(zip(rows, pictures, strict=True)):
         assert index == number, "the images are in the order in which they are read"

@@ -15,8 +15,9 @@ from secu.base.errors import UserError
 from secu.base.names import escape
 from secu.data import Images, VectorSource
 from secu.results.edits import read_edits, read_rows
+from secu.results.found import Results
 from secu.results.report.values import Floats
-from secu.results.results import Results, find_results
+from secu.results.results import find_results
 from secu.results.tables import DIGITS, LABEL, OURS, Table, make_table
 from secu.train.checkpoint import load_predictor
 from secu.train.device import choose_device
@@ -38,21 +39,12 @@ COLUMNS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for.
-
-    Attributes:
-        run: A run.
-        names: The table downloaded from the report, with names, merges and marks; None for suggested names.
-        copy: Copy files instead of linking to them.
-        data: The folder of data sets.
-        device: auto, cuda, mps or cpu.
-        listener: Receives progress.
-    """
+    """What the user asked for."""
 
     run: Run
-    names: Path | None = None
-    copy: bool = False
-    data: Path | None = None
+    names: Path | None = None  # the table downloaded from the report; None for suggested names
+    copy: bool = False  # files, instead of linking to them
+    data: Path | None = None  # the folder of data sets
     device: str = "auto"
     listener: Listener = Listener()  # noqa: RUF009  (it has no state)
 
@@ -61,20 +53,15 @@ class Request:
 class Content:
     """The clusters of a run's images, in the order in which the source is read fastest.
 
-    Attributes:
-        request: What the user asked for.
-        results: The clusters of all images.
-        names: The name of each cluster: given in the report, or its number with suggested words. Clusters that were
-            merged have the same name, and one that was split has that of its largest part.
-        wrong: The ids of images that were marked as wrong; None without a table from the report.
-        name_of: The name of the part or group that each image is in, by id, if clusters were split in the report.
+    The name of a cluster was given in the report, or is its number with suggested words. Clusters that were merged have
+    the same name, and one that was split has that of its largest part.
     """
 
     request: Request
     results: Results
-    names: list[str]
-    wrong: set[str] | None
-    name_of: Mapping[str, str]
+    names: list[str]  # of the clusters
+    wrong: set[str] | None  # ids of images that were marked as wrong; None without a table from the report
+    name_of: Mapping[str, str]  # of the part or group that each image is in, by id, if clusters were split
 
     @property
     def images(self) -> Images:
@@ -95,11 +82,6 @@ class Content:
     def classes(self) -> list[str]:
         """The different names of clusters, in the order of their numbers."""
         return list(dict.fromkeys([*self.names, *self.name_of.values()]))
-
-    @property
-    def has_pictures(self) -> bool:
-        """Whether there are pictures: vectors may have none."""
-        return has_pictures(self.images)
 
     @cached_property
     def places(self) -> Floats:
@@ -126,11 +108,7 @@ class Content:
 
 
 def gather(request: Request, *, needs_pictures: bool = False) -> Content:
-    """Load the images of a run and find their clusters.
-
-    Raises:
-        UserError: The images are gone, the names are those of another run, or there are no pictures.
-    """
+    """Load the images of a run and find their clusters."""
     run = request.run
     if request.names is not None:
         read_rows(request.names, run.config().clusters)  # fail early, before images are read

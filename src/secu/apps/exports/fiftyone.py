@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from secu.apps.exports.content import Content, Row
-from secu.apps.exports.format import Format
+from secu.apps.exports.content import Content
+from secu.apps.exports.writing import Format
 from secu.apps.originals import put_all
 from secu.base.files import write_json
 from secu.results.tables import LABEL
@@ -59,9 +59,9 @@ def write(content: Content, place: Path) -> None:
 
 
 def _samples(content: Content, files: list[str], sample_ids: list[str]) -> Iterator[Document]:
-    """Yield the document of each image."""
     embeddings_ND = content.embeddings.numpy()
     for index, row in enumerate(content.rows()):
+        truth = {"ground_truth": _classification("truth", index, row[LABEL])} if row.get(LABEL) else {}
         yield {
             "_id": {"$oid": sample_ids[index]},
             "_media_type": "image",
@@ -70,17 +70,12 @@ def _samples(content: Content, files: list[str], sample_ids: list[str]) -> Itera
             "tags": ["marked wrong"] if row.get(WRONG) else [],
             "cluster": _classification("cluster", index, row["cluster_name"], row["confidence"]),
             "second": _classification("second", index, row["second_name"], row["second_confidence"]),
-            **_truth(index, row),
+            **truth,
             "secu_id": row["id"],
             "cluster_number": row["cluster"],
             **{name: row[name] for name in PLAIN if name in row},
             "embedding": {"$binary": {"base64": _packed(embeddings_ND[index]), "subType": "00"}},
         }
-
-
-def _truth(index: int, row: Row) -> Document:
-    """Return the true label, if it is known."""
-    return {"ground_truth": _classification("truth", index, row[LABEL])} if row.get(LABEL) else {}
 
 
 def _classification(kind: str, index: int, label: str, confidence: float | None = None) -> Document:
@@ -141,7 +136,6 @@ def _object_id(kind: str, index: int) -> str:
 
 
 def _packed(array: NDArray[Any]) -> str:
-    """Return an array as FiftyOne stores it."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")

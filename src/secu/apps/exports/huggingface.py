@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 import secu
-from secu.apps.exports.content import COLUMNS, Content, Row
-from secu.apps.exports.format import Format
+from secu.apps.exports.content import COLUMNS, Content, Row, has_pictures
 from secu.apps.exports.parquet import TYPES, schema_of, write_files
+from secu.apps.exports.writing import Format
 from secu.apps.originals import original_bytes
 from secu.base.names import escape
 from secu.results.tables import LABEL, writable
@@ -61,7 +61,7 @@ def _rows(content: Content, named: dict[str, list[str]]) -> Iterator[Row]:
     number_of = {column: {name: number for number, name in enumerate(names)} for column, names in named.items()}
     for index, row in enumerate(content.rows()):
         picture = {}
-        if content.has_pictures:
+        if has_pictures(content.images):
             name, stored = original_bytes(content.images, index, "export")
             picture = {"image": {"bytes": stored, "path": escape(name)}}
         numbers = {column: number_of[column].get(row[column]) for column in named}
@@ -70,7 +70,7 @@ def _rows(content: Content, named: dict[str, list[str]]) -> Iterator[Row]:
 
 def _features(content: Content, named: dict[str, list[str]]) -> dict[str, Any]:
     """Return the type of each column in the library's own notation."""
-    features: dict[str, Any] = {"image": {"_type": "Image"}} if content.has_pictures else {}
+    features: dict[str, Any] = {"image": {"_type": "Image"}} if has_pictures(content.images) else {}
     features |= {name: {"dtype": VALUES[COLUMNS[name]], "_type": "Value"} for name in content.table}
     features |= {name: {"names": names, "_type": "ClassLabel"} for name, names in named.items()}
     value = {"dtype": "float32", "_type": "Value"}

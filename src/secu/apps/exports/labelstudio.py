@@ -11,7 +11,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from secu.apps.exports.content import Content, Row
-from secu.apps.exports.format import Format
+from secu.apps.exports.writing import Format
 from secu.apps.originals import put_all
 
 CONTROL = "cluster"  # names of the tags in the interface
@@ -31,7 +31,6 @@ def write(content: Content, place: Path) -> None:
 
 
 def _task(url: str, row: Row, run: str) -> dict[str, Any]:
-    """Return an image with its cluster as a prediction."""
     choice = {
         "id": "cluster",
         "from_name": CONTROL,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from secu.apps.exports.content import COLUMNS, Content, Row
+from secu.apps.exports.content import COLUMNS, Content, Row, has_pictures
 
 TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -18,7 +18,7 @@ FILE_BYTES = 500 << 20  # size of the pictures at which a file ends
 
 def schema_of(content: Content, more: Mapping[str, pa.DataType], metadata: Mapping[str, str]) -> pa.Schema:
     """Return the columns of the rows, their embeddings, pictures if there are any, and more columns."""
-    fields = {"image": IMAGE} if content.has_pictures else {}
+    fields = {"image": IMAGE} if has_pictures(content.images) else {}
     fields |= {name: TYPES[COLUMNS[name]] for name in content.table}
     fields["embedding"] = pa.list_(pa.float32(), content.embeddings.shape[1])
     return pa.schema(list({**fields, **more}.items()), metadata=dict(metadata))
@@ -51,8 +51,8 @@ def write_file(path: Path, schema: pa.Schema, rows: Iterable[Row]) -> None:
             writer.write_table(pa.Table.from_pylist(group, schema))
 
 
-def write_files(folder: Path, schema: pa.Schema, rows: Iterable[Row]) -> int:
-    """Write the rows into as many files as needed, named as the Hugging Face Hub does, and return their number."""
+def write_files(folder: Path, schema: pa.Schema, rows: Iterable[Row]) -> None:
+    """Write the rows into as many files as needed, named as the Hugging Face Hub does."""
     folder.mkdir()
     count = 0
     with ExitStack() as opened:
@@ -68,4 +68,3 @@ def write_files(folder: Path, schema: pa.Schema, rows: Iterable[Row]) -> int:
             size += sum(map(size_of, group))
     for number in range(count):
         (folder / f"{number}.parquet").rename(folder / f"train-{number:05d}-of-{count:05d}.parquet")
-    return count

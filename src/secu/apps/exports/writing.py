@@ -1,18 +1,19 @@
 """The formats by name, and how an export is written: it appears when it is complete, and replaces only an export."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import secu
-from secu.apps.exports.content import Request, gather
-from secu.apps.exports.format import MARK, Format
+from secu.apps.exports.content import Content, Request, gather
+from secu.apps.originals import require_outside
 from secu.base.errors import UserError
 from secu.base.files import aside, is_taken, remove_leftovers, replace_folder, write_atomically, write_json
-from secu.data.sources.folders import spelled_out
 from secu.data.text import one_line
 from secu.registry import Registry
 
+MARK = "secu-export.json"  # a file in the folder of an export; in a Parquet file, a key of its metadata
 FORMATS = Registry(
     "--to",
     **{
@@ -24,25 +25,18 @@ FORMATS = Registry(
 )
 
 
-def format_of(tool: str) -> Format:
-    """Return the format of a tool."""
-    try:
-        form: Format = FORMATS[tool]
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return form
+class Format(NamedTuple):
+    """How clusters are written for a tool."""
+
+    write: Callable[[Content, Path], None]  # into an empty folder or, if there is a suffix, to a file
+    opening: str  # how to open the result; {path} is where it is, and {quoted} the same for a shell
+    suffix: str = ""  # of the file; empty for a folder
+    needs_pictures: bool = False  # whether it cannot represent vectors without pictures
 
 
 def export_to(tool: str, request: Request, destination: Path, *, force: bool = False) -> int:
-    """Write a run's clusters in the format of a tool, and return the number of images.
-
-    Args:
-        tool: The name of a format.
-        request: The run, and how to export it.
-        destination: The folder or file to write.
-        force: Replace an earlier export.
-    """
-    form = format_of(tool)
+    """Write a run's clusters in the format of a tool, and return the number of images."""
+    form: Format = FORMATS[tool]
     count = 0
 
     def write(place: Path) -> None:
@@ -82,11 +76,8 @@ def _check(form: Format, request: Request, destination: Path, *, force: bool) ->
         raise UserError(f"export: {destination} must end in {form.suffix}")
     if not destination.parent.is_dir():
         raise UserError(f"export: folder {destination.parent} does not exist")
-    source = request.run.config().data.source
-    base = Path(spelled_out(source)) if source else None
-    if request.copy and base and base.is_dir() and destination.resolve().is_relative_to(base.resolve()):
-        where = f"{destination} is inside {base}, so the next run would include the copies"
-        raise UserError(f"export: {where}; choose another folder")
+    if request.copy:
+        require_outside(request.run, destination, "export", "copies")
     if destination.name and not is_taken(destination):
         return
     if not force:

@@ -6,14 +6,17 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from secu.base.names import escape
+from secu.config import Config
 from secu.results.found import Results
 from secu.results.report.cards import KINDS, cluster_cards
 from secu.results.report.center_map import center_map
-from secu.results.report.data import LOSSES, ReportData
 from secu.results.report.duplicates import duplicate_groups
 from secu.results.report.layout import lay_out, sample
 from secu.results.report.limits import fit_names, thin
@@ -21,8 +24,28 @@ from secu.results.report.tree import encode_leaves, tree_content
 from secu.results.report.truth import compare_to_classes, has_truth
 from secu.results.report.values import floats, ints, number, numbers
 
+LOSSES = ("loss", "center_loss")  # of runs that do not name theirs
 CURVES = ("largest", "smallest", "changed", "lr", "acc", "nmi", "ari")  # besides the losses
 MAP_UNITS = 10_000  # integers take less space in the file than fractions
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReportData:
+    """Everything a report shows."""
+
+    title: str  # name of the run
+    results: Results
+    metrics: Sequence[Mapping[str, Any]]  # as in metrics.jsonl
+    config: Config
+    facts: Mapping[str, str] = field(default_factory=dict)  # how the run was made, shown as given
+    warnings: Sequence[str] = ()
+    number: Sequence[str] = ()  # why the run has its number of clusters; empty if the user gave it
+    losses: Sequence[str] = LOSSES  # their names in the metrics
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The id of each image as in assignments.csv, which the page can read."""
+        return [escape(name) for name in self.results.ids]
 
 
 def content(data: ReportData) -> dict[str, Any]:

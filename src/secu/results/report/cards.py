@@ -25,7 +25,7 @@ def cluster_cards(results: Results) -> list[dict[str, Any]]:
     members = members_of(ints(predictions.cluster), len(results.centers))
     pictures = choose_pictures(predictions, outlier > 0, members)
     similar = similar_clusters(floats(results.centers), ints(predictions.cluster), ints(predictions.second))
-    names = class_names(results) if results.images.targets is not None else []
+    names = class_names(results)
     return [
         {
             "size": len(index),
@@ -80,9 +80,7 @@ def first_by(values: Floats, index: Ints, count: int) -> list[int]:
     return [int(i) for i in index[order]]
 
 
-def similar_clusters(
-    centers_KD: Floats, cluster_N: Ints, second_N: Ints, count: int = SIMILAR
-) -> list[list[dict[str, Any]]]:
+def similar_clusters(centers_KD: Floats, cluster_N: Ints, second_N: Ints) -> list[list[dict[str, Any]]]:
     """Return each cluster's nearest clusters, with the cosine of the centers and the number of second choices.
 
     With very many clusters, none are compared.
@@ -98,7 +96,7 @@ def similar_clusters(
     np.add.at(second_KK, (cluster_N, second_N), 1)
     empty_K = np.bincount(cluster_N, minlength=clusters) == 0
     cosines_KK[:, empty_K] = -np.inf
-    nearest_KA = np.argsort(-cosines_KK, axis=1, kind="stable")[:, :count]
+    nearest_KA = np.argsort(-cosines_KK, axis=1, kind="stable")[:, :SIMILAR]
     return [
         [
             {"cluster": int(b), "cosine": number(cosines_KK[a, b]), "second": int(second_KK[a, b])}

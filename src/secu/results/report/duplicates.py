@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from secu.results.found import Results
-from secu.results.report.values import Ints
 
 MOST_GROUPS = 60  # that are shown
 MOST_PICTURES = 6  # of a group that are shown
@@ -20,15 +19,12 @@ def duplicate_groups(results: Results) -> dict[str, Any]:
     kept_U = kept_U[several_U]
     sizes_U = sizes_U[several_U]
     shown = np.argsort(-sizes_U, kind="stable")[:MOST_GROUPS]
+    groups = []
+    for kept in kept_U[shown].tolist():
+        members = np.flatnonzero(results.kept == kept)
+        groups.append([kept, *members[members != kept][: MOST_PICTURES - 1].tolist()])
     return {
-        "groups": [_pictures(results.kept, int(kept)) for kept in kept_U[shown]],
+        "groups": groups,
         "sizes": sizes_U[shown].tolist(),
         "total": len(kept_U),
     }
-
-
-def _pictures(kept_N: Ints, kept: int) -> list[int]:
-    """Return the first pictures of a group, the one to keep before the others."""
-    members = np.flatnonzero(kept_N == kept)
-    others: list[int] = members[members != kept][: MOST_PICTURES - 1].tolist()
-    return [kept, *others]

@@ -7,10 +7,9 @@ too small for it or have no variance. Both are deterministic.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-Array = NDArray[np.float64]
+from secu.results.report.values import Floats, Ints
 
 MOST_POINTS = 2000
 LEAST_POINTS = 20  # minimum for t-SNE
@@ -20,18 +19,18 @@ COMPONENTS = 50  # principal components passed to t-SNE; more only add noise and
 class Layout(NamedTuple):
     """Positions (S, 2) from 0 to 1, and how they were computed: ``t-SNE`` or ``PCA``."""
 
-    points: Array
+    points: Floats
     method: str
 
 
-def sample(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:
+def sample(count: int, most: int = MOST_POINTS) -> Ints:
     """Return the indices of all images, or of a random sample with a fixed seed."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-def lay_out(embeddings_SD: Array) -> Layout:
+def lay_out(embeddings_SD: Floats) -> Layout:
     """Compute the position of each embedding on the map."""
     components = principal_components(embeddings_SD)
     spread = float(components[:, 0].std()) if len(components) else 0.0
@@ -40,16 +39,16 @@ def lay_out(embeddings_SD: Array) -> Layout:
     return Layout(to_unit_square(tsne(components)), "t-SNE")
 
 
-def principal_components(embeddings_SD: Array) -> Array:
+def principal_components(embeddings_SD: Floats) -> Floats:
     """Return the leading principal components, at least two columns."""
     clean = np.nan_to_num(embeddings_SD, posinf=0, neginf=0)
     centered = clean - clean.mean(0, keepdims=True) if len(clean) else clean
     _, _, directions = np.linalg.svd(centered.T @ centered, hermitian=True)
-    components: Array = centered @ directions[:COMPONENTS].T
+    components: Floats = centered @ directions[:COMPONENTS].T
     return np.pad(components, ((0, 0), (0, max(0, 2 - components.shape[1]))))
 
 
-def tsne(components: Array) -> Array:
+def tsne(components: Floats) -> Floats:
     """Run t-SNE on a single thread, since the result would otherwise depend on the number of threads."""
     from sklearn.manifold import TSNE
 
@@ -59,12 +58,12 @@ def tsne(components: Array) -> Array:
         return np.asarray(model.fit_transform(components.astype(np.float32)), np.float64)
 
 
-def to_unit_square(points_S2: Array) -> Array:
+def to_unit_square(points_S2: Floats) -> Floats:
     """Scale both axes equally so that all points are between 0 and 1, centered in the unit square."""
     if not len(points_S2):
         return points_S2
     low = points_S2.min(0)
     high = points_S2.max(0)
     side = float((high - low).max())
-    unit: Array = (points_S2 - (low + high) / 2) / (side if side > 0 else 1.0) + 0.5
+    unit: Floats = (points_S2 - (low + high) / 2) / (side if side > 0 else 1.0) + 0.5
     return unit

@@ -23,13 +23,13 @@ def shorten(text: str, longest: int) -> str:
     return f"{text[: longest // 2 - 1]}…{text[-(longest // 2) :]}"
 
 
-def fit_names(names: Sequence[str], most: int = NAMES_SHOWN) -> tuple[list[str], int | None]:
-    """Return names that take at most ``most`` bytes, and the length they were shortened to; None if they fit."""
-    if sum(map(len, names)) <= most and _size(names) <= most:  # encoding very long names takes long
+def fit_names(names: Sequence[str]) -> tuple[list[str], int | None]:
+    """Return names that take at most NAMES_SHOWN bytes, and the length they were shortened to; None if they fit."""
+    if sum(map(len, names)) <= NAMES_SHOWN and _size(names) <= NAMES_SHOWN:  # encoding very long names takes long
         return list(names), None
     for length in LENGTHS:
         shortened = [shorten(name, length) for name in names]
-        if _size(shortened) <= most:
+        if _size(shortened) <= NAMES_SHOWN:
             break
     return shortened, length
 

@@ -19,8 +19,7 @@ from markupsafe import Markup
 from secu.base.names import escape_text, printable
 from secu.config import Config
 from secu.results.pictures import Pictures
-from secu.results.report.build import content, summarize
-from secu.results.report.data import ReportData
+from secu.results.report.build import ReportData, content, summarize
 from secu.results.report.limits import LONGEST_CONFIG, LONGEST_TEXT, MOST_WARNINGS, shorten
 from secu.results.report.thumbnails import LEVELS, make_sheets
 from secu.results.report.truth import has_truth
@@ -31,45 +30,23 @@ NAMES = 4_000_000  # maximum total size in bytes for embedding the names of all 
 MARGIN = 300_000  # bytes for the template, with a title, warnings and facts
 FEW_PIXELS = 20  # maximum width at which pixels are drawn as squares
 STYLES = ("base.css", "sections.css", "tree.css", "duplicates.css")
-SCRIPTS = (  # in this order
-    "base.js",
-    "units.js",
-    "edits.js",
-    "cut.js",
-    "download.js",
-    "pictures.js",
-    "cards.js",
-    "filter.js",
-    "compare.js",
-    "map.js",
-    "explore.js",
-    "dots.js",
-    "branches.js",
-    "levels.js",
-    "charts.js",
-    "truth.js",
-    "duplicates.js",
-    "app.js",
-)
+_PARTS = """
+    base units edits cut download pictures cards filter compare map
+    explore dots branches levels charts truth duplicates app
+"""
+SCRIPTS = [f"{name}.js" for name in _PARTS.split()]  # in this order
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 class Report:
-    """A page with its content, but without pixels.
-
-    Attributes:
-        data: The input of the report.
-        content: The data for the scripts, except pixels.
-        on_cards: Indices of the images on cards.
-        on_map: Indices of the images that are only on the map.
-    """
+    """A page with its content, but without pixels."""
 
     def __init__(self, data: ReportData) -> None:
         self.data = data
-        self.content = content(data)
+        self.content = content(data)  # for the scripts
         shown: list[int] = self.content["pictures"]["index"]
         self.on_cards = shown[: self.content["onCards"]]
-        self.on_map = shown[self.content["onCards"] :]
+        self.on_map = shown[self.content["onCards"] :]  # but not on cards
 
     def render(self, pictures: Pictures) -> str:
         """Return the page; ``pictures`` contains the images on cards (large) and those only on the map (small)."""
@@ -78,10 +55,11 @@ class Report:
         shown = dict(self.content)
         described = overview(self.data)
         table = {name: shown.pop(name) for name in ("ids", "cluster", "leaf")}
-        used = sum(size_of(part) for part in (style, script, to_json(shown), to_json(described["config"]))) + MARGIN
+        parts = (style, script, to_json(shown), to_json(described["config"]))
+        used = sum(len(part.encode()) for part in parts) + MARGIN
         most = min(NAMES, BUDGET - LEAST - used)
         long = sum(map(len, table["ids"])) > most  # encoding it only to measure it would take very long
-        size = most + 1 if long else size_of(to_json(table))
+        size = most + 1 if long else len(to_json(table).encode())
         shown |= table if size <= most else dict.fromkeys(table)
         used += size if size <= most else 0
         budget = max(BUDGET - used, LEAST) * 3 // 4  # base64 turns three bytes into four
@@ -128,11 +106,6 @@ def text_of(value: str) -> str:
     return shorten(printable(str(value)), LONGEST_TEXT)
 
 
-def size_of(text: str) -> int:
-    """Return the size of a text in the file in bytes."""
-    return len(text.encode())
-
-
 def settings(config: Config) -> dict[str, str]:
     """Return the most important settings in plain language."""
     return {
@@ -154,10 +127,7 @@ def balance(config: Config) -> str:
     if constraint.kind == "size":
         at_least = f"every cluster has at least {constraint.lower:.0%} of an equal share"
         return at_least if constraint.upper is None else f"{at_least} and at most {constraint.upper:.0%}"
-    known = {
-        "none": "clusters may be of any size",
-        "entropy": "clusters are encouraged to be equal in size",
-    }
+    known = {"none": "clusters may be of any size", "entropy": "clusters are encouraged to be equal in size"}
     return known.get(constraint.kind, constraint.kind)
 
 

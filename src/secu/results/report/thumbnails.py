@@ -57,14 +57,7 @@ class Sheets:
 
     def payload(self) -> dict[str, Any]:
         """Return the data that the browser needs to locate a thumbnail."""
-        return {
-            "width": self.width,
-            "height": self.height,
-            "pitch": self.pitch,
-            "columns": self.columns,
-            "rows": self.rows,
-            "jpegs": [base64.b64encode(jpeg).decode("ascii") for jpeg in self.jpegs],
-        }
+        return {**vars(self), "jpegs": [base64.b64encode(jpeg).decode("ascii") for jpeg in self.jpegs]}
 
 
 def make_sheets(

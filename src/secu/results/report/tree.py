@@ -26,26 +26,15 @@ DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"  # o
 
 
 class Split(NamedTuple):
-    """How the leaves split the own clusters.
+    """How the leaves split the own clusters."""
 
-    Attributes:
-        parent_L: The own cluster of each leaf; -1 for a leaf without images.
-        home_N: The part of each image, as a leaf of its own cluster; -1 in clusters that cannot be split.
-        strays: Own cluster, leaf and part of the images whose leaf belongs to another cluster.
-    """
-
-    parent_L: Ints
-    home_N: Ints
-    strays: list[list[int]]
+    parent_L: Ints  # the own cluster of each leaf; -1 for a leaf without images
+    home_N: Ints  # the part of each image, as a leaf of its own cluster; -1 in clusters that cannot be split
+    strays: list[list[int]]  # own cluster, leaf and part of the images whose leaf belongs to another cluster
 
 
 def tree_content(results: Results, shown: Sequence[int]) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the tree and the images it shows; no tree if the results have none.
-
-    Args:
-        results: The results of the run.
-        shown: Images that are shown elsewhere on the page.
-    """
+    """Return the tree and the images it shows, besides those ``shown`` elsewhere; no tree if the results have none."""
     found = results.leaves
     if found is None:
         return None, []
@@ -113,7 +102,7 @@ def choose_exemplars(members: Sequence[Ints], cosine_N: Floats, pool_N: Bools) -
 
 def leaf_columns(results: Results, members: Sequence[Ints], cosine_N: Floats) -> dict[str, list[Any]]:
     """Return the statistics of groups of images, as columns."""
-    names = class_names(results) if results.images.targets is not None else []
+    names = class_names(results)
     return {
         "size": [len(index) for index in members],
         "cohesion": [mean_of(cosine_N, index) for index in members],
