@@ -202,26 +202,30 @@ def test_small_images_are_blurred_less(side, device, radius):
 
 
 @pytest.mark.parametrize(
-    ("images", "clusters", "count"), [(50_000, 10, 10), (1_797, 10, 10), (400, 10, 10), (280, 10, 7), (40, 10, 5)]
+    ("images", "clusters", "device", "count"),
+    [
+        (50_000, 10, "cuda", 10),
+        (20_000, 500, "cuda", 10),
+        (20_000, 700, "cuda", 7),
+        (20_000, 5_000, "cuda", 5),
+        (19_999, 10, "cuda", 0),
+        (50_000, 10, "cpu", 0),
+        (50_000, 10, "mps", 0),
+    ],
 )
-def test_the_second_view_is_of_a_neighbor_of_the_same_group(images, clusters, count):
-    found = plan(images=images, clusters=clusters)
+def test_with_many_images_on_a_gpu_the_second_view_is_of_a_neighbor_of_the_same_group(images, clusters, device, count):
+    found = plan(images=images, clusters=clusters, device=device)
     assert found.config.neighbors == NeighborsConfig(count=count, start=0.5, every=10)
-    assert "second view" in reason(found, f"neighbors.count={count}: ")
+    assert ("in the run's embeddings" in reason(found, f"neighbors.count={count}: ")) == (count > 0)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ({"data": {"on_demand": True}}, "decoded as well"),
-        ({"augment": {"crop_from": "original"}}, "crops of original pictures"),
-        ({"neighbors": {"count": 0}}, "of the image itself"),
-    ],
+    "overrides", [{"data": {"on_demand": True}}, {"augment": {"crop_from": "original"}}, {"neighbors": {"count": 0}}]
 )
-def test_without_neighbors_both_views_are_of_the_image_itself(overrides, words):
-    found = plan(**overrides)
+def test_neighbors_are_not_used_where_they_would_have_to_be_decoded_too_or_are_not_wanted(overrides):
+    found = plan(images=50_000, device="cuda", **overrides)
     assert found.config.neighbors.count == 0
-    assert any(text.startswith("neighbors.count=0: ") and words in text for text in found.reasons)
+    assert "of the image itself" in reason(found, "neighbors.count=0: both")
 
 
 @pytest.mark.parametrize(("device", "steps"), [("cpu", 5_000), ("cuda", 5_000)])

@@ -235,15 +235,13 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 
 def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    count = asked(settings, "neighbors", "count")
-    if count is None and settings["data"].get("on_demand"):
-        return {}, "neighbors.count=0: neighbors would have to be decoded as well"
-    if count is None and asked(settings, "augment", "crop_from") == "original":
-        return {}, "neighbors.count=0: crops of original pictures have no neighbors"
-    if count is None:
-        count = min(NEIGHBORS, feature_plan.neighbor_count(facts.images, clusters))
+    many = facts.device == "cuda" and facts.images >= feature_plan.MANY_IMAGES
+    twice = settings["data"].get("on_demand") or asked(settings, "augment", "crop_from") == "original"
+    usual = min(NEIGHBORS, feature_plan.neighbor_count(facts.images, clusters)) if many and not twice else 0
+    count = asked(settings, "neighbors", "count", usual)
     why = "from the middle of the run on, the second view is of one of the image's neighbors in the run's embeddings"
-    why = why if count else "both views are of the image itself"
+    if not count:
+        why = "both views are of the image itself; neighbors help where a GPU learns from many images"
     return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
 
 
