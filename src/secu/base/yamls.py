@@ -13,11 +13,7 @@ MOST_DIGITS = 100  # of a whole number
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Return the content of a YAML file; ``what`` begins the message of an error, for example ``recipe``.
-
-    Raises:
-        UserError: The file is not valid YAML, or is too large.
-    """
+    """Return the content of a YAML file; ``what`` begins the message of an error, for example ``recipe``."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
@@ -29,11 +25,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        UserError: The text is not valid YAML, or is too large.
-    """
+    """Return the value of a YAML text; ``name`` begins the message of an error."""
     try:
         if len(text) > LARGEST:
             raise yaml.YAMLError(f"longer than {LARGEST:,} characters")

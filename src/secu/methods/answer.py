@@ -30,19 +30,12 @@ FINEST = 3  # trees are grown on heads of up to this many times the requested cl
 
 
 class Answer(NamedTuple):
-    """The chosen clusters.
+    """The chosen clusters."""
 
-    Attributes:
-        head: The best of the heads with the requested number of clusters.
-        tree: The tree over the clusters of the finest head of these; None if no head is finer.
-        ratios: How many times as often the head disagrees with the neighbors as the cut of each tree does.
-        witness: How many times as often it disagrees with them as k-means does; None without feature vectors.
-    """
-
-    head: int
-    tree: Tree | None
-    ratios: tuple[float, ...]
-    witness: float | None
+    head: int  # the best of the heads with the requested number of clusters
+    tree: Tree | None  # the last of the trees over finer heads; None if no head is finer
+    ratios: tuple[float, ...]  # how many times as often the head disagrees with the neighbors as each tree's cut does
+    witness: float | None  # how many times as often it disagrees with them as k-means does; None without vectors
 
     @property
     def evidence(self) -> tuple[float, float]:
@@ -66,12 +59,7 @@ def choose_answer(
 ) -> Conclusion:
     """Choose the head or the tree that a run reports, and set it in the clustering.
 
-    Args:
-        clustering: All heads of the run.
-        config: Its settings.
-        embeddings_ND: Embeddings of the images.
-        neighbors: Their neighbors.
-        vectors_ND: The feature vectors that the run was trained on; None for pixels.
+    ``vectors_ND`` are the feature vectors that the run was trained on; None for pixels.
     """
     found = find_answer(clustering, config, embeddings_ND, neighbors, vectors_ND)
     evidence, limit = found.evidence

@@ -23,14 +23,9 @@ class Consistency(NamedTuple):
 def consistency(
     predictor: Predictor, views: Augmentation, images: Images, index_N: Tensor, numbers: Sequence[int] = (0, 1)
 ) -> Consistency:
-    """Compare the labels of images with those of random views of them; the views are the same in every call.
+    """Compare the labels of some images with those of random views of them; the views are the same in every call.
 
-    Args:
-        predictor: The model that assigns the labels.
-        views: Renders the random views.
-        images: The images.
-        index_N: Indices of the images to use.
-        numbers: Indices of the views to use.
+    ``numbers`` are the positions of the views to use, of the two that ``views`` renders.
     """
     device = predictor.all_centers.device
     encoder = predictor.encoder

@@ -1,4 +1,4 @@
-"""Outcome of self-labeling: the state of the model before and after, and warnings."""
+"""Outcome of self-labeling: the state of a model, and warnings if the second one seems worse."""
 
 from dataclasses import dataclass
 
@@ -26,16 +26,6 @@ class State:
     smallest: int
     calibration_error: float | None  # on images whose true class is known
     acc: float | None = None  # on images whose true class is known
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Summary of a self-labeling run."""
-
-    before: State
-    after: State
-    moved: float  # share of images whose label changed
-    warnings: tuple[str, ...]
 
 
 def state_of(

@@ -20,7 +20,7 @@ from secu.data import Images, Shape
 from secu.methods.base import Conclusion, Method
 from secu.methods.confident import ConfidentLabels
 from secu.methods.consistency import Consistency, consistency
-from secu.methods.outcome import Outcome, state_of, worries
+from secu.methods.outcome import state_of, worries
 from secu.methods.predictor import Predictor, choose
 from secu.nets.encoder import Encoder
 from secu.views.augment import Augmentation
@@ -174,12 +174,12 @@ class SelfLabeling(Method):
         predictor.temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
         before, labels_N = state_of(first, seen_before, images, self.lesson.cosines_NK, scored, limit)
         after, new_labels_N = state_of(predictor, seen, images, cosines_NK, scored, limit)
-        moved = float((new_labels_N != labels_N).float().mean())
-        outcome = Outcome(before, after, moved, tuple(worries(before, after)))
+        moved = float((new_labels_N != labels_N).float().mean())  # share of images whose label changed
+        warnings = tuple(worries(before, after))
         return Conclusion(
-            summary=asdict(outcome),
+            summary={"before": asdict(before), "after": asdict(after), "moved": moved, "warnings": warnings},
             settings={"loss": {"confidence_temperature": predictor.temperature}},
-            warnings=outcome.warnings,
+            warnings=warnings,
         )
 
 

@@ -121,20 +121,15 @@ class Embedding:
                 for start in range(0, len(order), size):
                     raws = [read_raw(self.source, i, self.values) for i in order[start : start + size]]
                     waiting.append(pool.submit(self.embed, raws))
-                    if len(waiting) > AHEAD * workers:
-                        done += len(rows := waiting.popleft().result())
+                    ahead = AHEAD * workers if start + size < len(order) else 0
+                    while len(waiting) > ahead:
+                        rows = waiting.popleft().result()
+                        done += len(rows)
                         yield rows
-                        self._report(done, total)
-                while waiting:
-                    done += len(rows := waiting.popleft().result())
-                    yield rows
-                    self._report(done, total)
+                        if self.progress:  # other processes are about as fast
+                            self.progress(done * len(self.source) // total, len(self.source))
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def _report(self, done: int, total: int) -> None:
-        if self.progress:
-            self.progress(done * len(self.source) // total, len(self.source))  # other processes are about as fast
 
     @torch.inference_mode()
     def embed(self, raws: Sequence[Raw | BadImage]) -> Rows:
