@@ -29,11 +29,7 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         if len(text) > LARGEST:
             raise yaml.YAMLError(f"longer than {LARGEST:,} characters")
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-13-45, !!int x
         raise UserError(f"{name} is not valid YAML: {shortened(' '.join(str(error).split()))}") from None
     except (AttributeError, LookupError, TypeError):  # !!timestamp x, !!bool x, !!int without a number

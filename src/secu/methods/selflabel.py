@@ -19,8 +19,7 @@ from secu.config import Config
 from secu.data import Images, Shape
 from secu.methods.base import Conclusion, Method
 from secu.methods.confident import ConfidentLabels
-from secu.methods.consistency import Consistency, consistency
-from secu.methods.outcome import state_of, worries
+from secu.methods.outcome import Consistency, consistency, state_of, worries
 from secu.methods.predictor import Predictor, choose
 from secu.nets.encoder import Encoder
 from secu.views.augment import Augmentation

@@ -120,7 +120,7 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
     tree = _tree_of(method.config, tensors, TREE, name)
     finest = _tree_of(method.config, tensors, FINEST, name)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE + FINEST}
-    if not any(key.startswith(prefix) for prefix in method.trained_tensors for key in tensors):
+    if not select(tensors, method.trained_tensors):
         raise UserError(f"run: {name} is not a model written by secu")
     if not _alike(mine, tensors):
         raise UserError(f"run: the model in {name} does not match its data and config")
