@@ -24,8 +24,8 @@ class Tree(NamedTuple):
 
     def cut(self, groups: int) -> Tensor:
         """Return the group of each leaf (L,), numbered by the first leaf of each, after all but the last merges."""
-        found = hierarchy.cut_tree(self.linkage.numpy(), n_clusters=groups)[:, 0]
-        return torch.from_numpy(_renumbered(found))
+        group_of = hierarchy.cut_tree(self.linkage.numpy(), n_clusters=groups)[:, 0]
+        return torch.from_numpy(_renumbered(group_of))
 
     def is_valid(self, heads: Sequence[int]) -> bool:
         """Return whether the tensors, which may come from a file, form a tree over the clusters of one of the heads."""

@@ -64,7 +64,7 @@ class Choice(NamedTuple):
         low, high = self.plausible
         best = max(self.scores)
         between = f"from {self.sizes[0]} to {self.sizes[-1]}"
-        found = [
+        reasons = [
             f"{low} to {high} clusters are plausible; {self.recommended} is recommended"
             if low < high
             else f"{self.recommended} clusters are recommended; no other number {between} comes close",
@@ -72,12 +72,12 @@ class Choice(NamedTuple):
             f"(silhouette {best:.3f}; 1: perfect separation, 0: none)",
         ]
         if low < high:
-            found.append(f"{low} to {high} are almost as good: compare a few of them")
+            reasons.append(f"{low} to {high} are almost as good: compare a few of them")
         if best < WEAK:
-            found.append("the groups overlap, so no number stands out: choose the level of detail that you need")
+            reasons.append("the groups overlap, so no number stands out: choose the level of detail that you need")
         if self.recommended in (self.sizes[0], self.sizes[-1]):
-            found.append(f"{self.recommended} is an end of the range: a wider range may contain a better number")
-        return tuple(found)
+            reasons.append(f"{self.recommended} is an end of the range: a wider range may contain a better number")
+        return tuple(reasons)
 
     def summary(self) -> dict[str, Any]:
         """Return the choice for outcome.json."""

@@ -78,37 +78,37 @@ def state_of(
 
     Calibration error and ACC are computed on ``scored``, or on ``images`` if that is None.
     """
-    found = predictor.choose(cosines_NK)
-    judged = found if scored is None else predictor.predict(scored)
+    predictions = predictor.choose(cosines_NK)
+    judged = predictions if scored is None else predictor.predict(scored)
     targets = images.targets if scored is None else scored.targets
     scores = score_known(targets, judged.cluster)
-    sizes = torch.bincount(found.cluster, minlength=len(predictor.centers)).tolist()
+    sizes = torch.bincount(predictions.cluster, minlength=len(predictor.centers)).tolist()
     state = State(
         information=seen.information,
         agreement=seen.agreement,
-        confidence=float(found.confidence.mean()),
-        confident=float((found.confidence > limit).float().mean()),
+        confidence=float(predictions.confidence.mean()),
+        confident=float((predictions.confidence > limit).float().mean()),
         sizes=tuple(sizes),
         largest=max(sizes),
         smallest=min(sizes),
         calibration_error=calibration_known(targets, judged.cluster, judged.confidence),
         acc=scores.acc if scores else None,
     )
-    return state, found.cluster
+    return state, predictions.cluster
 
 
 def worries(before: State, after: State) -> list[str]:
     """Return warnings if the second model seems worse than the first, judged without true labels."""
-    found = []
+    warnings = []
     if after.information < before.information - WORSE:
-        found.append(
+        warnings.append(
             "the clusters are less stable under random changes of the images (label-free score "
             f"{before.information:.3f} before, {after.information:.3f} now): keep the previous run, or lower optim.lr"
         )
     for cluster, (then, now) in enumerate(zip(before.sizes, after.sizes, strict=True)):
         if now < then / 2:
-            found.append(
+            warnings.append(
                 f"cluster {cluster} fell from {then:,} to {now:,} images: "
                 "raise selflabel.smallest, or keep the previous run"
             )
-    return found
+    return warnings

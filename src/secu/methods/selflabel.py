@@ -87,8 +87,8 @@ class SelfLabeling(Method):
         self.start_from(first)
         if self.student is not None:
             self.student.load_state_dict(self.encoder.state_dict())
-        found = choose(self.lesson.cosines_NK, self.config.loss.temperature)
-        self.clustering.begin(found.cluster, found.confidence)
+        labels = choose(self.lesson.cosines_NK, self.config.loss.temperature)
+        self.clustering.begin(labels.cluster, labels.confidence)
 
     def _check_first_labels(self, temperature: float) -> None:
         """Raise if the previous run was replaced and gives different labels.
@@ -99,8 +99,8 @@ class SelfLabeling(Method):
         noted_N = self.clustering.first_labels.cpu()
         changed = float((labels_N != noted_N).float().mean())
         if changed > OTHER_LABELS:
-            found = f"{changed:.0%} of its labels are different"
-            raise UserError(f"resume: the previous run changed since this one began: {found}; start a new run")
+            difference = f"{changed:.0%} of its labels are different"
+            raise UserError(f"resume: the previous run changed since this one began: {difference}; start a new run")
 
     def start_epoch(self, epoch: int, done: float) -> None:
         """Prepare for an epoch; a teacher labels in evaluation mode, as at inference."""

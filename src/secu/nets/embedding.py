@@ -136,17 +136,17 @@ class Embedding:
         """Return the rows of some images."""
         rows = np.zeros(len(raws), row_type(self.features))
         rows["features"] = np.nan
-        found = {}
+        decoded = {}
         channels, size, _ = self.shape
         for number, raw in enumerate(raws):
             with suppress(BadImage):
                 if not isinstance(raw, BadImage):
-                    found[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
-        if found:
-            pixels = torch.from_numpy(np.stack(list(found.values())))
+                    decoded[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
+        if decoded:
+            pixels = torch.from_numpy(np.stack(list(decoded.values())))
             features = self.front(pixels.to(self.front.mean.device)).clamp(-LARGEST, LARGEST)
-            rows["features"][list(found)] = features.half().cpu().numpy()
-            rows["checksum"][list(found)] = [zlib.crc32(image.data) for image in found.values()]
+            rows["features"][list(decoded)] = features.half().cpu().numpy()
+            rows["checksum"][list(decoded)] = [zlib.crc32(image.data) for image in decoded.values()]
         return rows
 
 

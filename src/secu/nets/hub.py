@@ -174,11 +174,11 @@ def read_preprocessing(backbone: str, folder: Path) -> tuple[int, tuple[float, .
     The whole central square is scaled to that size, without the additional center crop of some models (for example 224
     of 256 pixels).
     """
-    found = [read_json(backbone, folder / name) for name in PROCESSORS if (folder / name).is_file()]
-    if not found:
+    contents = [read_json(backbone, folder / name) for name in PROCESSORS if (folder / name).is_file()]
+    if not contents:
         reason = "no preprocessor_config.json, which states size and normalization; copy it from the original model"
         raise UserError(f"encoder.backbone: {backbone}: {reason}")
-    settings = found[-1].get("image_processor", found[0])  # processor_config.json may contain all
+    settings = contents[-1].get("image_processor", contents[0])  # processor_config.json may contain all
     try:
         size = side_of(settings["crop_size"] if settings.get("do_center_crop") else settings["size"])
         # The model's own processor normalizes pixels of 0..1 times this.

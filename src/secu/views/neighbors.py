@@ -42,15 +42,15 @@ def find_neighbors(vectors_ND: Tensor, count: int, originals: Tensor | None = No
     unit_UD = F.normalize(vectors_ND[first_U.to(vectors_ND.device)].float(), dim=-1)
     distinct_count = len(unit_UD)
     count = min(count, distinct_count - 1)
-    found = []
+    nearest = []
     start = 0
     for block_BD in unit_UD.split(max(1, BLOCK // distinct_count)):
         cosines_BU = block_BD @ unit_UD.T
         own = torch.arange(start, start + len(block_BD), device=unit_UD.device)
         cosines_BU.scatter_(1, own[:, None], -2.0)  # below every cosine: no vector is its own neighbor
-        found.append(cosines_BU.topk(count).indices.cpu())
+        nearest.append(cosines_BU.topk(count).indices.cpu())
         start += len(block_BD)
-    return Neighbors(first_U[torch.cat(found)].int(), row_of_N)
+    return Neighbors(first_U[torch.cat(nearest)].int(), row_of_N)
 
 
 def distinct(vectors_ND: Tensor) -> tuple[Tensor, Tensor]:
