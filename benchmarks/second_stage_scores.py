@@ -14,7 +14,7 @@ from secu.apps.images import images_of, images_to_score
 from secu.cluster.metrics import calibration_error, matched, mutual_information, score
 from secu.config import SelfLabelConfig
 from secu.data import Images
-from secu.methods.consistency import consistency
+from secu.methods.outcome import consistency
 from secu.methods.predictor import Predictions, choose
 from secu.methods.selflabel import SelfLabeling
 from secu.train.checkpoint import load_method

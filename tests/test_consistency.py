@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import mutual_info_score
 
 from secu.methods import Method, predictor
-from secu.methods.consistency import consistency
+from secu.methods.outcome import consistency
 from secu.methods.predictor import evaluation_mode
 from secu.settings import load_config
 from small_runs import digits, trained

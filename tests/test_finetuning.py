@@ -75,7 +75,7 @@ def train_and_compare(path, config) -> tuple[set[str], set[str], list[set[str]],
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "staged", "lite0"])
 def test_stages_have_every_parameter_and_buffer_exactly_once(name):
-    net = Lite0(norm=ViewNorm) if name == "lite0" else build_backbone(EncoderConfig(backbone=name), 3)
+    net = Lite0() if name == "lite0" else build_backbone(EncoderConfig(backbone=name), 3)
     stages = net.stages()
     assert len(stages) == {"lite0": 5, "staged": 3}.get(name, 4)
     for kind in ("parameters", "buffers"):

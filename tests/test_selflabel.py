@@ -18,8 +18,7 @@ from secu.cluster.metrics import calibration_error, matched
 from secu.data import Images
 from secu.methods import Conclusion, build_method, selflabel
 from secu.methods.confident import most_confident
-from secu.methods.consistency import consistency
-from secu.methods.outcome import State, worries
+from secu.methods.outcome import State, consistency, worries
 from secu.methods.predictor import choose
 from secu.methods.selflabel import SelfLabeling
 from secu.settings import load_config, merge

@@ -26,11 +26,7 @@ class Registry:
         self._parts: dict[str, Any] = dict(built_in)
 
     def register(self, name: str) -> Callable[[Part], Part]:
-        """Return a decorator that adds a class or function under a new name.
-
-        Raises:
-            ValueError: The name is already registered.
-        """
+        """Return a decorator that adds a class or function under a new name."""
 
         def add(part: Part) -> Part:
             taken = self._parts.setdefault(name, part)
@@ -58,11 +54,7 @@ class Registry:
         return part
 
     def check(self, name: str) -> str:
-        """Return the name if there is such a part.
-
-        Raises:
-            UserError: There is no such part.
-        """
+        """Return the name if there is such a part; otherwise raise ``UserError``."""
         if name.partition(":")[0] not in self._parts:
             raise UserError(f"{self.setting}: unknown {name!r}; {nearest(name, self._parts)}")
         return name

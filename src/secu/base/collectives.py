@@ -19,17 +19,11 @@ from secu.base import processes
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch and the part of it that this process computes.
+    """A batch and the part of it that this process computes."""
 
-    Attributes:
-        total: Number of images of the whole batch, G.
-        own: The part of this process.
-        sizes: Number of images of each process's part; empty if every process computes the whole batch.
-    """
-
-    total: int
-    own: slice
-    sizes: tuple[int, ...] = ()
+    total: int  # number of images of the whole batch, G
+    own: slice  # the part of this process
+    sizes: tuple[int, ...]  # images of each process's part; empty if every process computes the whole batch
 
     @property
     def share(self) -> float:
@@ -45,16 +39,19 @@ class _Current:
 
 def part_of(total: int) -> slice:
     """Return this process's part of a batch of ``total`` images."""
+    if processes.world() > total:
+        return slice(0, total)
     own = processes.parts_of(total)[processes.rank()]
-    return slice(own.start, own.stop) if processes.world() <= total else slice(0, total)
+    return slice(own.start, own.stop)
 
 
 @contextmanager
 def shared_batch(total: int) -> Iterator[Batch]:
     """Compute a batch together with the other processes inside a with-block."""
     is_divided = processes.grouped() and processes.world() <= total
-    batch = Batch(total, part_of(total), tuple(map(len, processes.parts_of(total))) if is_divided else ())
-    _Current.batch = batch if batch.sizes else None
+    sizes = tuple(map(len, processes.parts_of(total))) if is_divided else ()
+    batch = Batch(total, part_of(total), sizes)
+    _Current.batch = batch if is_divided else None
     try:
         yield batch
     finally:
@@ -66,13 +63,8 @@ def divided() -> bool:
     return _Current.batch is not None
 
 
-def whole(size: int) -> int:
-    """Return the size of the whole batch, given that of this process's part."""
-    return size if _Current.batch is None else _Current.batch.total
-
-
-def scaled_up(count: int) -> int:
-    """Return the number of values in the whole batch, given that in this process's part."""
+def whole(count: int) -> int:
+    """Return the number of images or values in the whole batch, given that in this process's part."""
     batch = _Current.batch
     return count if batch is None else count * batch.total // batch.sizes[processes.rank()]
 
@@ -91,10 +83,7 @@ def gather(*columns: Tensor) -> tuple[Tensor, ...]:
     if batch is None:
         return columns
     rows_Bn = torch.cat([column.long().view(len(column), -1) for column in columns], dim=1)
-    widest = max(batch.sizes)
-    padded = F.pad(rows_Bn, (0, 0, 0, widest - len(rows_Bn)))
-    everything = _gather(padded)
-    rows_Gn = torch.cat([part[:size] for part, size in zip(everything, batch.sizes, strict=True)])
+    rows_Gn = gather_rows(rows_Bn, batch.sizes)
     parts = rows_Gn.split([column.view(len(column), -1).shape[1] for column in columns], dim=1)
     return tuple(part if column.ndim == 2 else part[:, 0] for part, column in zip(parts, columns, strict=True))
 
@@ -133,20 +122,13 @@ class _WeightedSum(torch.autograd.Function):
         return total * ctx.weight, None
 
 
-def _gather(values: Tensor) -> Tensor:
-    """Return a tensor of every process (W, …)."""
-    everything = values.new_empty(processes.world(), *values.shape)
-    distributed.all_gather(list(everything.unbind()), values.contiguous())
-    return everything
-
-
-def gather_rows(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rows of all processes one after the other, outside of a batch, given how many each of them has."""
-    if processes.world() == 1:
-        return rows
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    everything = _gather(padded)
+def gather_rows(rows_Bn: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the rows (G, n) of all processes one after the other, given how many each of them has."""
+    if not processes.grouped():
+        return rows_Bn
+    padded = F.pad(rows_Bn, (0, 0, 0, max(sizes) - len(rows_Bn)))
+    everything = padded.new_empty(processes.world(), *padded.shape)
+    distributed.all_gather(list(everything.unbind()), padded.contiguous())
     return torch.cat([part[:size] for part, size in zip(everything, sizes, strict=True)])
 
 

@@ -184,11 +184,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, kind: type[Content]) -> Content:
-    """Read a JSON file that this package wrote.
-
-    Raises:
-        UserError: The file is not JSON, or does not hold a ``kind``.
-    """
+    """Read a JSON file that this package wrote, which must hold a ``kind``."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):

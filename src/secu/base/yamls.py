@@ -13,11 +13,7 @@ MOST_DIGITS = 100  # of a whole number
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Return the content of a YAML file; ``what`` begins the message of an error, for example ``recipe``.
-
-    Raises:
-        UserError: The file is not valid YAML, or is too large.
-    """
+    """Return the content of a YAML file; ``what`` begins the message of an error, for example ``recipe``."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
@@ -29,19 +25,11 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        UserError: The text is not valid YAML, or is too large.
-    """
+    """Return the value of a YAML text; ``name`` begins the message of an error."""
     try:
         if len(text) > LARGEST:
             raise yaml.YAMLError(f"longer than {LARGEST:,} characters")
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-13-45, !!int x
         raise UserError(f"{name} is not valid YAML: {shortened(' '.join(str(error).split()))}") from None
     except (AttributeError, LookupError, TypeError):  # !!timestamp x, !!bool x, !!int without a number

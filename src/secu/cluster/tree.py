@@ -16,22 +16,16 @@ from torch import Tensor
 
 
 class Tree(NamedTuple):
-    """Merges of the clusters of one head.
+    """Merges of the clusters of one head."""
 
-    Attributes:
-        linkage: The merges in scipy's format, float64 (L − 1, 4).
-        leaves: The clusters that are merged: those with images (L,).
-        head: The position of the head, as a tensor without dimensions.
-    """
-
-    linkage: Tensor
-    leaves: Tensor
-    head: Tensor
+    linkage: Tensor  # the merges in scipy's format, float64 (L − 1, 4)
+    leaves: Tensor  # the clusters that are merged: those with images (L,)
+    head: Tensor  # the position of the head, without dimensions
 
     def cut(self, groups: int) -> Tensor:
         """Return the group of each leaf (L,), numbered by the first leaf of each, after all but the last merges."""
-        found = hierarchy.cut_tree(self.linkage.numpy(), n_clusters=groups)[:, 0]
-        return torch.from_numpy(_by_first(found))
+        group_of = hierarchy.cut_tree(self.linkage.numpy(), n_clusters=groups)[:, 0]
+        return torch.from_numpy(_renumbered(group_of))
 
     def is_valid(self, heads: Sequence[int]) -> bool:
         """Return whether the tensors, which may come from a file, form a tree over the clusters of one of the heads."""
@@ -56,7 +50,7 @@ def grow_tree(embeddings_ND: Tensor, labels_N: Tensor, head: int) -> Tree:
     return Tree(torch.from_numpy(linkage), leaves, torch.tensor(head))
 
 
-def _by_first(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+def _renumbered(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Number labels in the order of their first appearance."""
     _, first, number = np.unique(labels, return_index=True, return_inverse=True)
     rank: NDArray[np.int64] = np.argsort(np.argsort(first))

@@ -30,19 +30,12 @@ FINEST = 3  # trees are grown on heads of up to this many times the requested cl
 
 
 class Answer(NamedTuple):
-    """The chosen clusters.
+    """The chosen clusters."""
 
-    Attributes:
-        head: The best of the heads with the requested number of clusters.
-        tree: The tree over the clusters of the finest head of these; None if no head is finer.
-        ratios: How many times as often the head disagrees with the neighbors as the cut of each tree does.
-        witness: How many times as often it disagrees with them as k-means does; None without feature vectors.
-    """
-
-    head: int
-    tree: Tree | None
-    ratios: tuple[float, ...]
-    witness: float | None
+    head: int  # the best of the heads with the requested number of clusters
+    tree: Tree | None  # the last of the trees over finer heads; None if no head is finer
+    ratios: tuple[float, ...]  # how many times as often the head disagrees with the neighbors as each tree's cut does
+    witness: float | None  # how many times as often it disagrees with them as k-means does; None without vectors
 
     @property
     def evidence(self) -> tuple[float, float]:
@@ -66,27 +59,22 @@ def choose_answer(
 ) -> Conclusion:
     """Choose the head or the tree that a run reports, and set it in the clustering.
 
-    Args:
-        clustering: All heads of the run.
-        config: Its settings.
-        embeddings_ND: Embeddings of the images.
-        neighbors: Their neighbors.
-        vectors_ND: The feature vectors that the run was trained on; None for pixels.
+    ``vectors_ND`` are the feature vectors that the run was trained on; None for pixels.
     """
-    found = find_answer(clustering, config, embeddings_ND, neighbors, vectors_ND)
-    evidence, limit = found.evidence
+    answer = find_answer(clustering, config, embeddings_ND, neighbors, vectors_ND)
+    evidence, limit = answer.evidence
     wanted = config.answer
     if wanted == "number":  # there is one head of each size, not the best of several: it disagrees more often anyway
         limit = LIMIT
     if wanted in ("auto", "number"):
         wanted = "tree" if evidence > limit else "head"
-    if found.tree is None:  # no head is fine enough, or its clusters are empty
+    if answer.tree is None:  # no head is fine enough, or its clusters are empty
         wanted = "head"
-    clustering.main = found.head
-    clustering.tree = found.tree
+    clustering.main = answer.head
+    clustering.tree = answer.tree
     clustering.answer = wanted
-    summary = {"head": found.head, "answer": wanted, "evidence": round(evidence, 4), "limit": limit}
-    return Conclusion(summary={"answer": summary}, settings={"head": found.head, "answer": wanted})
+    summary = {"head": answer.head, "answer": wanted, "evidence": round(evidence, 4), "limit": limit}
+    return Conclusion(summary={"answer": summary}, settings={"head": answer.head, "answer": wanted})
 
 
 def find_answer(
@@ -123,8 +111,8 @@ def unconstrained(vectors_ND: Tensor, clusters: int, seed: int) -> Tensor:
 
     rows = np.random.default_rng(seed).permutation(len(vectors_ND))[:WITNESS_IMAGES]
     sample = vectors_ND[np.sort(rows)].float().numpy()
-    found = KMeans(clusters, n_init=WITNESS_STARTS, random_state=seed).fit(sample)
-    parts = [found.predict(part.float().numpy()) for part in vectors_ND.split(WITNESS_IMAGES)]
+    kmeans = KMeans(clusters, n_init=WITNESS_STARTS, random_state=seed).fit(sample)
+    parts = [kmeans.predict(part.float().numpy()) for part in vectors_ND.split(WITNESS_IMAGES)]
     return torch.from_numpy(np.concatenate(parts)).long()
 
 

@@ -140,6 +140,6 @@ def most_confident(labels_N: Tensor, confidence_N: Tensor, share: float) -> Tens
     order_N = order_N[labels_N[order_N].argsort(stable=True)]  # by cluster, then by descending confidence
     sizes_K = labels_N.bincount()
     rank_N = torch.arange(len(labels_N), device=labels_N.device) - (sizes_K.cumsum(0) - sizes_K)[labels_N[order_N]]
-    found_N = torch.zeros_like(labels_N, dtype=torch.bool)
-    found_N[order_N] = rank_N < share * sizes_K[labels_N[order_N]]
-    return found_N
+    chosen_N = torch.zeros_like(labels_N, dtype=torch.bool)
+    chosen_N[order_N] = rank_N < share * sizes_K[labels_N[order_N]]
+    return chosen_N

@@ -33,17 +33,11 @@ WEAK = 0.05  # a best score below this means that groups overlap
 
 
 class Choice(NamedTuple):
-    """The numbers of clusters that were compared, and the chosen one.
+    """The numbers of clusters that were compared, and the chosen one."""
 
-    Attributes:
-        sizes: Numbers of clusters, increasing.
-        scores: The score of the head of each size.
-        cuts: The score of the tree's cut of each size.
-    """
-
-    sizes: tuple[int, ...]
-    scores: tuple[float, ...]
-    cuts: tuple[float, ...]
+    sizes: tuple[int, ...]  # numbers of clusters, increasing
+    scores: tuple[float, ...]  # the score of the head of each size
+    cuts: tuple[float, ...]  # the score of the tree's cut of each size
 
     @property
     def recommended(self) -> int:
@@ -70,7 +64,7 @@ class Choice(NamedTuple):
         low, high = self.plausible
         best = max(self.scores)
         between = f"from {self.sizes[0]} to {self.sizes[-1]}"
-        found = [
+        reasons = [
             f"{low} to {high} clusters are plausible; {self.recommended} is recommended"
             if low < high
             else f"{self.recommended} clusters are recommended; no other number {between} comes close",
@@ -78,12 +72,12 @@ class Choice(NamedTuple):
             f"(silhouette {best:.3f}; 1: perfect separation, 0: none)",
         ]
         if low < high:
-            found.append(f"{low} to {high} are almost as good: compare a few of them")
+            reasons.append(f"{low} to {high} are almost as good: compare a few of them")
         if best < WEAK:
-            found.append("the groups overlap, so no number stands out: choose the level of detail that you need")
+            reasons.append("the groups overlap, so no number stands out: choose the level of detail that you need")
         if self.recommended in (self.sizes[0], self.sizes[-1]):
-            found.append(f"{self.recommended} is an end of the range: a wider range may contain a better number")
-        return tuple(found)
+            reasons.append(f"{self.recommended} is an end of the range: a wider range may contain a better number")
+        return tuple(reasons)
 
     def summary(self) -> dict[str, Any]:
         """Return the choice for outcome.json."""
@@ -114,12 +108,8 @@ def compare_sizes(
 ) -> Choice:
     """Compare the heads of several sizes, and the cuts of the tree over the finest one at the same sizes.
 
-    Args:
-        heads: The size of each head.
-        labels: The labels by each head (N,).
-        tree: The tree over the finest head; None if it has fewer than two clusters with images.
-        points_ND: What distances are measured between.
-        seed: Seed of the sample, if there are many images.
+    Distances are measured between the points. The tree is None if the finest head has fewer than two clusters with
+    images.
     """
     finest = heads.index(max(heads))
     positions = sorted(candidates(heads), key=lambda n: heads[n])

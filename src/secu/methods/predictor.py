@@ -55,10 +55,10 @@ def best_two(cosines_NK: Tensor, temperature: float) -> Predictions:
 
 def choose(cosines_NK: Tensor, temperature: float) -> Predictions:
     """Return the two best clusters, in host memory."""
-    found = best_two(cosines_NK, temperature).to_host()
+    predictions = best_two(cosines_NK, temperature).to_host()
     if cosines_NK.is_cuda:
         torch.cuda.synchronize()
-    return found
+    return predictions
 
 
 def outlier_limits(predictions: Predictions, clusters: int) -> Tensor:

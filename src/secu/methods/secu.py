@@ -108,11 +108,11 @@ class StableClustering(Method):
         rows = torch.arange(len(self.images))
         first = not self.own_neighbors.any()
         if first or epoch % settings.every == 0:
-            found = find_neighbors(self.predictor().embed_together(self.images), settings.count).of(rows)
-            if not found.shape[1]:  # all embeddings are the same
-                found = rows[:, None]
-            columns = torch.arange(self.own_neighbors.shape[1]) % found.shape[1]  # with copies, there are fewer
-            self.own_neighbors.copy_(found[:, columns])
+            nearest = find_neighbors(self.predictor().embed_together(self.images), settings.count).of(rows)
+            if not nearest.shape[1]:  # all embeddings are the same
+                nearest = rows[:, None]
+            columns = torch.arange(self.own_neighbors.shape[1]) % nearest.shape[1]  # with copies, there are fewer
+            self.own_neighbors.copy_(nearest[:, columns])
         self.neighbors = Neighbors(self.own_neighbors.cpu(), rows)
 
     def partners(self, order_N: Tensor, generator: torch.Generator) -> Tensor | None:
@@ -146,8 +146,8 @@ class StableClustering(Method):
         neighbors = self.neighbors if self.on_features else None
         neighbors = neighbors or find_neighbors(embeddings_ND, ANSWER_NEIGHBORS)
         vectors_ND = images.tensor if self.on_features else None
-        found = choose_answer(self.clustering, config, embeddings_ND, neighbors, vectors_ND)
-        return replace(found, summary=summary | found.summary)
+        conclusion = choose_answer(self.clustering, config, embeddings_ND, neighbors, vectors_ND)
+        return replace(conclusion, summary=summary | conclusion.summary)
 
     def _place_hints(self, guide: Guide) -> Tensor:
         """Place the groups of hinted images in clusters, and return the embeddings of these images (M, D)."""

@@ -19,8 +19,7 @@ from secu.config import Config
 from secu.data import Images, Shape
 from secu.methods.base import Conclusion, Method
 from secu.methods.confident import ConfidentLabels
-from secu.methods.consistency import Consistency, consistency
-from secu.methods.outcome import Outcome, state_of, worries
+from secu.methods.outcome import Consistency, consistency, state_of, worries
 from secu.methods.predictor import Predictor, choose
 from secu.nets.encoder import Encoder
 from secu.views.augment import Augmentation
@@ -88,8 +87,8 @@ class SelfLabeling(Method):
         self.start_from(first)
         if self.student is not None:
             self.student.load_state_dict(self.encoder.state_dict())
-        found = choose(self.lesson.cosines_NK, self.config.loss.temperature)
-        self.clustering.begin(found.cluster, found.confidence)
+        labels = choose(self.lesson.cosines_NK, self.config.loss.temperature)
+        self.clustering.begin(labels.cluster, labels.confidence)
 
     def _check_first_labels(self, temperature: float) -> None:
         """Raise if the previous run was replaced and gives different labels.
@@ -100,8 +99,8 @@ class SelfLabeling(Method):
         noted_N = self.clustering.first_labels.cpu()
         changed = float((labels_N != noted_N).float().mean())
         if changed > OTHER_LABELS:
-            found = f"{changed:.0%} of its labels are different"
-            raise UserError(f"resume: the previous run changed since this one began: {found}; start a new run")
+            difference = f"{changed:.0%} of its labels are different"
+            raise UserError(f"resume: the previous run changed since this one began: {difference}; start a new run")
 
     def start_epoch(self, epoch: int, done: float) -> None:
         """Prepare for an epoch; a teacher labels in evaluation mode, as at inference."""
@@ -174,12 +173,12 @@ class SelfLabeling(Method):
         predictor.temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
         before, labels_N = state_of(first, seen_before, images, self.lesson.cosines_NK, scored, limit)
         after, new_labels_N = state_of(predictor, seen, images, cosines_NK, scored, limit)
-        moved = float((new_labels_N != labels_N).float().mean())
-        outcome = Outcome(before, after, moved, tuple(worries(before, after)))
+        moved = float((new_labels_N != labels_N).float().mean())  # share of images whose label changed
+        warnings = tuple(worries(before, after))
         return Conclusion(
-            summary=asdict(outcome),
+            summary={"before": asdict(before), "after": asdict(after), "moved": moved, "warnings": warnings},
             settings={"loss": {"confidence_temperature": predictor.temperature}},
-            warnings=outcome.warnings,
+            warnings=warnings,
         )
 
 

@@ -138,12 +138,12 @@ class ResNet(Backbone):
 class SmallNet(Backbone):
     """Four 3x3 convolutions for images of 8 to 32 pixels; trains in two minutes on two CPU cores."""
 
-    def __init__(self, channels: int, widths: Sequence[int] = (24, 48, 48, 96), halve: int = 2) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = channels
-        for position, width in enumerate(widths):
-            layers += [conv(inputs, width, 3, 2 if position == halve else 1), ViewNorm(width), nn.ReLU()]
+        for width, stride in ((24, 1), (48, 1), (48, 2), (96, 1)):
+            layers += [conv(inputs, width, 3, stride), ViewNorm(width), nn.ReLU()]
             inputs = width
         self.layers = nn.Sequential(*layers)
         self.features = inputs

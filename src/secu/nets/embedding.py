@@ -121,37 +121,32 @@ class Embedding:
                 for start in range(0, len(order), size):
                     raws = [read_raw(self.source, i, self.values) for i in order[start : start + size]]
                     waiting.append(pool.submit(self.embed, raws))
-                    if len(waiting) > AHEAD * workers:
-                        done += len(rows := waiting.popleft().result())
+                    ahead = AHEAD * workers if start + size < len(order) else 0
+                    while len(waiting) > ahead:
+                        rows = waiting.popleft().result()
+                        done += len(rows)
                         yield rows
-                        self._report(done, total)
-                while waiting:
-                    done += len(rows := waiting.popleft().result())
-                    yield rows
-                    self._report(done, total)
+                        if self.progress:  # other processes are about as fast
+                            self.progress(done * len(self.source) // total, len(self.source))
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def _report(self, done: int, total: int) -> None:
-        if self.progress:
-            self.progress(done * len(self.source) // total, len(self.source))  # other processes are about as fast
 
     @torch.inference_mode()
     def embed(self, raws: Sequence[Raw | BadImage]) -> Rows:
         """Return the rows of some images."""
         rows = np.zeros(len(raws), row_type(self.features))
         rows["features"] = np.nan
-        found = {}
+        decoded = {}
         channels, size, _ = self.shape
         for number, raw in enumerate(raws):
             with suppress(BadImage):
                 if not isinstance(raw, BadImage):
-                    found[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
-        if found:
-            pixels = torch.from_numpy(np.stack(list(found.values())))
+                    decoded[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
+        if decoded:
+            pixels = torch.from_numpy(np.stack(list(decoded.values())))
             features = self.front(pixels.to(self.front.mean.device)).clamp(-LARGEST, LARGEST)
-            rows["features"][list(found)] = features.half().cpu().numpy()
-            rows["checksum"][list(found)] = [zlib.crc32(image.data) for image in found.values()]
+            rows["features"][list(decoded)] = features.half().cpu().numpy()
+            rows["checksum"][list(decoded)] = [zlib.crc32(image.data) for image in decoded.values()]
         return rows
 
 

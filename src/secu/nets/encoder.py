@@ -18,10 +18,7 @@ from secu.nets.norm import VIEWS, ViewNorm
 class Encoder(nn.Module):
     """The paper's f: maps images to the unit sphere of embeddings and centers.
 
-    Args:
-        config: The settings.
-        channels: Number of channels of the images.
-        vectors: Length of the inputs if they are feature vectors, which take the place of the backbone; 0 for images.
+    ``vectors`` is the length of the inputs if they are feature vectors, which need no backbone; 0 for images.
     """
 
     def __init__(self, config: EncoderConfig, channels: int, vectors: int = 0) -> None:

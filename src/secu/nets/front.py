@@ -15,12 +15,8 @@ from secu.nets.pretrained import weights_id
 class Front(nn.Module):
     """Preprocessing and frozen backbone: uint8 images (N, C, H, W) → features (N, D), float32.
 
-    The network is built on first use: a run that was trained on stored features is often used without it.
-
-    Args:
-        config: The settings; ``encoder.backbone`` names the network, ``data.mean`` and ``data.std`` normalize.
-        channels: Number of channels of the images.
-        digest: SHA-256 of the weights that the rest of the model was trained with (32,); zeros if it is not known.
+    The network is built on first use: a run that was trained on stored features is often used without it. ``digest`` is
+    the SHA-256 of the weights that the rest of the model was trained with (32,); None or zeros if it is not known.
     """
 
     mean: Tensor
@@ -47,8 +43,8 @@ class Front(nn.Module):
         """
         if self.network is None:
             name = self.config.backbone
-            digest = torch.zeros(32) if self.digest is None else self.digest.cpu()
-            if digest.any() and not torch.equal(weights_digest(name), digest):
+            digest = self.digest
+            if digest is not None and digest.any() and not torch.equal(weights_digest(name), digest.cpu()):
                 raise UserError(f"encoder.backbone: the weights of {name} are not those that the run was trained with")
             self.network = frozen(build_backbone(self.config, self.channels)).to(self.mean.device)
         return self.network

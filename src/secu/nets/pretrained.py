@@ -31,25 +31,15 @@ PICKLED = ("pytorch_model.bin", "pytorch_model-*.bin")  # for models without saf
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Description of a pretrained backbone.
+    """Description of a pretrained backbone."""
 
-    Attributes:
-        size: Side of the square input of its preprocessing, in pixels. Other sizes also work.
-        mean: Mean per color channel, for pixels scaled to 0..1.
-        std: Standard deviation per color channel.
-        features: Length of the output.
-        weights: The weights and their origin, in one line.
-        license: License of the weights.
-        taught: The training data, in one line.
-    """
-
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    features: int
-    weights: str
-    license: str
-    taught: str
+    size: int  # side of the square input of its preprocessing, in pixels; other sizes also work
+    mean: tuple[float, ...]  # mean per color channel, for pixels scaled to 0..1
+    std: tuple[float, ...]  # standard deviation per color channel
+    features: int  # length of the output
+    weights: str  # the weights and their origin, in one line
+    license: str  # license of the weights
+    taught: str  # the training data, in one line
 
     def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and standard deviation for images of 1 or 3 channels.
@@ -90,11 +80,7 @@ def describe(backbone: str) -> Pretraining | None:
 
 
 def weights_id(backbone: str) -> str:
-    """Return a digest of a backbone's weights and preprocessing for the key of a feature cache.
-
-    Raises:
-        UserError: The weights are missing or damaged, or the backbone has none.
-    """
+    """Return a digest of a backbone's weights and preprocessing for the key of a feature cache."""
     if backbone == "lite0":
         from secu.nets import lite0
 
@@ -119,11 +105,7 @@ def missing_extra(backbone: str) -> str | None:
 
 
 def require_extra(backbone: str) -> Any:
-    """Import and return the package that a pretrained backbone needs.
-
-    Raises:
-        UserError: The package is not installed.
-    """
+    """Import and return the package that a pretrained backbone needs."""
     command = missing_extra(backbone)
     package, _ = EXTRAS[backbone.partition(":")[0]]
     if command is not None:
@@ -132,14 +114,9 @@ def require_extra(backbone: str) -> Any:
 
 
 def find_folder(backbone: str, weights: bool) -> Path:
-    """Return the folder of a model, downloading missing files if it is given by name.
+    """Return the folder of ``hf:NAME-OR-FOLDER``; of a named model, missing files are downloaded.
 
-    Args:
-        backbone: ``hf:NAME-OR-FOLDER``.
-        weights: Whether the weights of a named model are needed.
-
-    Raises:
-        UserError: The folder or model does not exist or is incomplete, or the hub cannot be reached.
+    ``weights`` states whether the weights of a named model are needed.
     """
     name = backbone.removeprefix(HUB)
     folder = Path(name).expanduser()
@@ -157,11 +134,7 @@ def find_folder(backbone: str, weights: bool) -> Path:
 
 
 def download(name: str, weights: tuple[str, ...]) -> Path:
-    """Return the snapshot of a named model from the local cache or, if it is not there, from the hub.
-
-    Raises:
-        UserError: The model is not in the cache and cannot be downloaded.
-    """
+    """Return the snapshot of a named model from the local cache or, if it is not there, from the hub."""
     hub: Any = import_module("huggingface_hub")
     patterns = [*SETTINGS, "README.md", *weights, "*.index.json"]
     try:
@@ -221,11 +194,7 @@ def license_of(folder: Path) -> str:
 
 
 def read_json(backbone: str, path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a model.
-
-    Raises:
-        UserError: It cannot be read.
-    """
+    """Return the object in a JSON file of a model."""
     try:
         content = json.loads(path.read_text("utf-8"))
         if not isinstance(content, dict):

@@ -23,21 +23,13 @@ RENAMED = {"clustering.sure": "clustering.confident"}  # tensor names of version
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A copy of the state of a run between two steps, unaffected by further training.
+    """A copy of the state of a run between two steps, unaffected by further training."""
 
-    Attributes:
-        tensors: State of the method.
-        momentum: State of the optimizer.
-        epochs_done: Number of complete epochs.
-        seconds: Time that training took so far.
-        middle: The position in the epoch in progress; empty between two epochs.
-    """
-
-    tensors: Mapping[str, Tensor]
-    momentum: Mapping[str, Tensor]
-    epochs_done: int
-    seconds: float
-    middle: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor]  # state of the method
+    momentum: Mapping[str, Tensor]  # state of the optimizer
+    epochs_done: int  # number of complete epochs
+    seconds: float  # time that training took so far
+    middle: Mapping[str, Tensor] = field(default_factory=dict)  # position in the epoch in progress, if in one
 
     @classmethod
     def take(
@@ -53,13 +45,9 @@ class Checkpoint:
         return self.epochs_done, int(self.middle["steps_done"]) if self.middle else 0
 
     def save(self, run: Run, trained: Iterable[str]) -> None:
-        """Write the trained model, then the state that resuming relies on.
+        """Write the trained model, whose tensors' names start with ``trained``, then the state to resume from.
 
         In the opposite order, an interruption could leave a finished state with an outdated model.
-
-        Args:
-            run: The folder.
-            trained: Name prefixes of the tensors that make up the trained model.
         """
         tensors = on_host(self.tensors)
         run.save_model(MODEL, select(tensors, trained))
@@ -85,8 +73,7 @@ class Checkpoint:
 
     def restore(self, run: Run, method: Method, step: Step) -> None:
         """Load the state into a method and its step."""
-        fits = _alike(method.state_dict(), self.tensors) and _alike(step.momentum(), self.momentum)
-        if not fits:
+        if not (_alike(method.state_dict(), self.tensors) and _alike(step.momentum(), self.momentum)):
             raise UserError(f"run: the model in {run.path} does not match its data and config")
         if self.middle and not step.fits(self.middle):
             raise UserError(f"run: the checkpoint in {run.path} is damaged: it is not in the middle of an epoch")
@@ -97,7 +84,7 @@ class Checkpoint:
         method.load_state_dict(dict(self.tensors))
         step.load_momentum(dict(self.momentum))
         if self.middle:
-            step.resume_at(self.tensors, self.middle)
+            step.resumed = self.tensors, self.middle
 
 
 def _bounds(config: Config, images: int) -> dict[str, tuple[int, Tensor]]:
@@ -133,17 +120,15 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
     tree = _tree_of(method.config, tensors, TREE, name)
     finest = _tree_of(method.config, tensors, FINEST, name)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE + FINEST}
-    if not any(key.startswith(prefix) for prefix in method.trained_tensors for key in tensors):
+    if not select(tensors, method.trained_tensors):
         raise UserError(f"run: {name} is not a model written by secu")
     if not _alike(mine, tensors):
         raise UserError(f"run: the model in {name} does not match its data and config")
     with torch.no_grad():
         for key, tensor in mine.items():
             tensor.copy_(tensors[key])
-    if tree is not None:
-        method.clustering.tree = tree
-    if finest is not None:
-        method.clustering.finest = finest
+    method.clustering.tree = tree
+    method.clustering.finest = finest
 
 
 def _tree_of(config: Config, tensors: Mapping[str, Tensor], keys: Sequence[str], name: str) -> Tree | None:

@@ -8,14 +8,10 @@ MIDDLE_SECONDS = 600  # how old the checkpoint on disk may become in a long epoc
 
 
 class Clock:
-    """Starts when it is created; runs that train side by side share one clock.
-
-    Args:
-        limit: Seconds after which training stops.
-    """
+    """Starts when it is created; runs that train side by side share one clock."""
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit
+        self.limit = limit  # seconds after which training stops
         self.started = time.monotonic()
         self.saved = self.started
         self.copied = self.started

@@ -48,12 +48,7 @@ def fastest_convolutions() -> Iterator[None]:
 
 
 class Engine:
-    """Runs the epochs of one run, or of several runs side by side, which uses a GPU better.
-
-    Args:
-        steps: One per run; their batch sizes must be the same.
-        kind: eager, compiled or graph.
-    """
+    """Runs the epochs of one run, or of several runs side by side, which uses a GPU better."""
 
     def __init__(self, steps: Sequence[Step], kind: str) -> None:
         assert all(step.sizes == steps[0].sizes for step in steps)

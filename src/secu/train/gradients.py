@@ -29,8 +29,7 @@ class Exchange:
 class GradientSum:
     """Adds up the gradients of all processes, in buckets, while the backward pass still computes others.
 
-    Args:
-        weights: The trained parameters, in the order of the forward pass.
+    The weights are in the order of the forward pass.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter]) -> None:

@@ -1,5 +1,6 @@
 """Callbacks for the progress of a run: all progress output goes through a listener."""
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -31,48 +32,27 @@ class Listener:
         """Handle the end of a run; another one may follow."""
 
 
+def _pass_on(event: str) -> Callable[..., None]:
+    """Return a method of ``Listeners`` that passes an event on."""
+
+    def pass_on(self: "Listeners", *arguments: Any, **named: Any) -> None:
+        for listener in self.listeners:
+            getattr(listener, event)(*arguments, **named)
+
+    return pass_on
+
+
 class Listeners(Listener):
     """Several listeners, each of which receives every event."""
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
 
-    def note(self, text: str) -> None:
-        """Pass on a note."""
-        for listener in self.listeners:
-            listener.note(text)
-
-    def reading(self, done: int, total: int) -> None:
-        """Pass on progress in reading images."""
-        for listener in self.listeners:
-            listener.reading(done, total)
-
-    def started(self, *, engine: str, device: str, epochs: int, epochs_done: int, steps: int) -> None:
-        """Pass on the start of training."""
-        for listener in self.listeners:
-            listener.started(engine=engine, device=device, epochs=epochs, epochs_done=epochs_done, steps=steps)
-
-    def stepped(self) -> None:
-        """Pass on a training step."""
-        for listener in self.listeners:
-            listener.stepped()
-
-    def epoch_ended(self, record: dict[str, Any], losses: dict[str, float]) -> None:
-        """Pass on the end of an epoch."""
-        for listener in self.listeners:
-            listener.epoch_ended(record, losses)
-
-    def busy(self, what: str) -> None:
-        """Pass on the start of other slow work."""
-        for listener in self.listeners:
-            listener.busy(what)
-
-    def warned(self, warning: str) -> None:
-        """Pass on a warning."""
-        for listener in self.listeners:
-            listener.warned(warning)
-
-    def ended(self) -> None:
-        """Pass on the end of a run."""
-        for listener in self.listeners:
-            listener.ended()
+    note = _pass_on("note")
+    reading = _pass_on("reading")
+    started = _pass_on("started")
+    stepped = _pass_on("stepped")
+    epoch_ended = _pass_on("epoch_ended")
+    busy = _pass_on("busy")
+    warned = _pass_on("warned")
+    ended = _pass_on("ended")

@@ -58,9 +58,6 @@ def held(path: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which is created if necessary.
 
     What a killed process left in the folder is removed. At the end, so is a new run that has no checkpoint.
-
-    Raises:
-        UserError: Another process holds the lock, or the folder cannot be written to.
     """
     created = not path.exists()
     try:
@@ -105,11 +102,6 @@ def _lock(path: Path) -> FileLock:
 def _in_use(path: Path) -> str:
     lock = path / LOCK
     return f"out: {path} is in use by another process ({lock} is locked); wait for it, or choose another folder"
-
-
-def is_marked(path: Path) -> bool:
-    """Return whether a folder contains, or contained, a run: it has a lock of ours."""
-    return (path / LOCK).is_file()
 
 
 def holds_files(path: Path) -> bool:

@@ -42,13 +42,9 @@ RECORD: dict[str, type | tuple[type, ...]] = {
 
 
 class Records:
-    """The records of a run.
+    """The records of a run."""
 
-    Attributes:
-        folder: Where its files are.
-    """
-
-    folder: Path
+    folder: Path  # where its files are
 
     def config(self) -> Config:
         """Return the settings of the run."""

@@ -34,12 +34,12 @@ from secu.config import Config
 from secu.data import Shape, input_shape, shape_of
 from secu.settings import flatten, with_shape
 from secu.train.place import (
+    LOCK,
     MODEL,
     OLD_STATE,
     STATE,
     finish_replacement,
     holds_files,
-    is_marked,
     new_folder,
     put_in_place,
     require_unlocked,
@@ -51,16 +51,11 @@ ATTEMPTS = 3  # a model and run.json may be replaced between reading one and the
 
 
 class Run(Records):
-    """A run folder.
-
-    Attributes:
-        path: The folder.
-        folder: Where its files are: a hidden subfolder while the run is new and has no checkpoint.
-    """
+    """A run folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = path
+        self.folder = path  # where its files are: a hidden subfolder while the run is new and has no checkpoint
 
     @classmethod
     def check_free(cls, path: Path, *, force: bool = False, resume: bool = False) -> None:
@@ -105,11 +100,7 @@ class Run(Records):
 
     @classmethod
     def create(cls, path: Path, config: Config, *, force: bool = False) -> "Run":
-        """Begin a new run in a folder that is empty or, with ``force``, holds a run to be replaced.
-
-        Raises:
-            UserError: The folder contains anything else.
-        """
+        """Begin a new run in a folder that is empty or, with ``force``, holds a run to be replaced."""
         cls._check_content(path, force=force, resume=False)
         return cls.begin(path, config)
 
@@ -174,7 +165,7 @@ class Run(Records):
     @classmethod
     def _is_run(cls, path: Path) -> bool:
         """Return whether a folder has our mark: a lock, or in earlier versions only the version in run.json."""
-        if is_marked(path):
+        if (path / LOCK).is_file():
             return True
         try:
             return "secu" in cls.open(path).record().get("versions", {})
@@ -221,11 +212,7 @@ class Run(Records):
         return read_tensors(path).metadata if path.is_file() else {}
 
     def load_model(self, name: str = MODEL) -> dict[str, Tensor]:
-        """Return the tensors of the trained model.
-
-        Raises:
-            UserError: There is no model, it is damaged, or it is not the one that run.json describes.
-        """
+        """Return the tensors of the trained model, which must be the one that run.json describes."""
         path = self.folder / name
         for _ in range(ATTEMPTS):
             try:

@@ -29,17 +29,8 @@ AS_GOOD = 0.05  # an epoch counts as good if its label-free score is within this
 class Session:
     """A run being trained. Building one writes nothing; ``begin`` creates or opens its folder.
 
-    Args:
-        config: All settings.
-        images: The training images.
-        out: The run's folder.
-        device: Where to train.
-        engine: eager, compiled or graph.
-        command: The secu command whose --resume continues the run, shown in hints.
-        listener: Receives progress.
-        resume: Continue from the last checkpoint, if there is one.
-        feed: Inputs that are already on the device, shared with another run.
-        beside: Number of other runs that train side by side with this one.
+    ``command`` is the secu command whose --resume continues the run, shown in hints. ``feed`` are inputs that are
+    already on the device, shared with another run; ``beside`` is the number of other runs that train side by side.
     """
 
     def __init__(
@@ -130,7 +121,10 @@ class Session:
                 where = f"after epoch {self.epochs_done} of {self.run.path}"
                 raise UserError(f"{name}: {loss} {where} is not finite; lower optim.lr or centers.lr")
         self.seconds = self.seconds_before + clock.seconds
-        self._report_broken()
+        if (broken := self.images.broken) is not None:
+            broken.share()
+            if line := broken.report():
+                self.listener.note(f"warning: {line}")
         record = {
             "epoch": self.epochs_done,
             **losses,
@@ -140,24 +134,13 @@ class Session:
             "seconds": round(self.seconds, 3),
         }
         self.epochs_done += 1
-        if self._scores_due():
+        every = self.config.evaluate_every
+        if self.finished or (every and self.epochs_done % every == 0):
             record |= self.scores_on(test)
         if processes.is_main():
             self._keep_if_good(record)
             self.run.add_metrics(record)
             self.listener.epoch_ended(record, losses)
-
-    def _report_broken(self) -> None:
-        """Name the images that could not be read in this epoch for the first time."""
-        if self.images.broken is None:
-            return
-        self.images.broken.share()
-        if line := self.images.broken.report():
-            self.listener.note(f"warning: {line}")
-
-    def _scores_due(self) -> bool:
-        every = self.config.evaluate_every
-        return self.finished or (every > 0 and self.epochs_done % every == 0)
 
     def scores_on(self, test: Images | None) -> dict[str, float]:
         """Return ACC, NMI and ARI on the test images, if their true labels are known."""
@@ -175,8 +158,7 @@ class Session:
             return
         self.best_score = max(score, self.best_score)
         if score >= self.best_score - AS_GOOD:
-            trained = select(self.method.state_dict(), self.method.trained_tensors)
-            self.best = copied(trained)
+            self.best = copied(select(self.method.state_dict(), self.method.trained_tensors))
             self.best_epoch = record["epoch"]
 
     def finish(self, test: Images | None) -> None:

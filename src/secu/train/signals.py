@@ -15,13 +15,10 @@ class OneInterruption:
     """Passes the first signal to its handler, which may raise, and only counts all further ones.
 
     Signals that have no handler in Python are left alone.
-
-    Attributes:
-        requested: Whether a signal arrived. The exception that its handler raised may have been swallowed by a library.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = False  # whether a signal arrived; a library may have swallowed what its handler raised
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._waiting: list[int] | None = None  # signals that arrived while a checkpoint is written
 

@@ -32,14 +32,9 @@ def batch_sizes(images: int, batch: int) -> list[int]:
 
 
 class Step:
-    """One training step of a method, from image indices to updated weights.
+    """One training step of a method, from image indices to updated weights; the sum of its losses is minimized.
 
-    Args:
-        method: The method to train; the sum of its losses is minimized.
-        images: The training images.
-        device: The device of the method.
-        compiled: Whether to compile the parts of the step.
-        feed: Inputs that are already on the device, shared with another run.
+    ``feed`` are inputs that are already on the device, shared with another run.
     """
 
     def __init__(
@@ -80,6 +75,7 @@ class Step:
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
         self.places = torch.arange(max(self.sizes), device=device)
         self.first = 0  # steps of the epoch that were done before the run was resumed
+        # To continue in the middle of the next epoch: the method's state there, and what ``middle`` returned.
         self.resumed: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None
         self.loss_names: tuple[str, ...] = ()
         self.loss_sums = torch.zeros(0, device=device)
@@ -107,10 +103,6 @@ class Step:
             others = [batch[collectives.part_of(len(batch))] for batch in partners.split(self.sizes)]
             batches = [torch.cat(pair) for pair in zip(batches, others, strict=True)]
         self.feed.start(batches[self.first :], _mix(self.config.seed, number, 2))
-
-    def resume_at(self, state: Mapping[str, Tensor], middle: Mapping[str, Tensor]) -> None:
-        """Continue in the middle of the next epoch, given the method's state there and what ``middle`` returned."""
-        self.resumed = state, middle
 
     @property
     def steps_resumed(self) -> int:

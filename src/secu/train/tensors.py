@@ -49,12 +49,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> TensorFile:
-    """Read a safetensors file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        UserError: It is damaged, or contains NaN or infinite values.
-    """
+    """Read a safetensors file; if there is none, ``FileNotFoundError`` is raised."""
     content = path.read_bytes()
     try:
         tensors = load(content)

@@ -15,10 +15,6 @@ class FeatureViews(nn.Module):
 
     Every feature is standardized; long vectors are then reduced to their principal components, which loses little and
     makes training several times as fast. Mean, deviation and components are learned from the training vectors.
-
-    Args:
-        features: Length of a vector, D.
-        config: The settings.
     """
 
     mean: Tensor

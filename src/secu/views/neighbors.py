@@ -16,15 +16,10 @@ HASHED = 10_000  # vectors that are hashed at a time
 
 
 class Neighbors(NamedTuple):
-    """The nearest neighbors of N images.
+    """The nearest neighbors of N images."""
 
-    Attributes:
-        table: Indices of the neighbors, nearest first, of each distinct vector (U, k).
-        row_of: The row of each image in the table (N,).
-    """
-
-    table: Tensor
-    row_of: Tensor
+    table: Tensor  # indices of the neighbors, nearest first, of each distinct vector (U, k)
+    row_of: Tensor  # the row of each image in the table (N,)
 
     def of(self, index: Tensor) -> Tensor:
         """Return all neighbors of some images (B, k)."""
@@ -40,27 +35,22 @@ def find_neighbors(vectors_ND: Tensor, count: int, originals: Tensor | None = No
     """Return the ``count`` nearest neighbors of every vector by cosine, or all of them if there are fewer.
 
     The search is exact and works in blocks on the device of the vectors. Copies of the same vector share one row: the
-    neighbors of an image are other images, however often it is repeated.
-
-    Args:
-        vectors_ND: The vectors.
-        count: Number of neighbors.
-        originals: What the vectors were computed from, if copies are better recognized there: the same vector may be
-            rounded differently in another batch.
+    neighbors of an image are other images, however often it is repeated. Copies are better recognized in ``originals``,
+    which the vectors were computed from: the same vector may be rounded differently in another batch.
     """
     first_U, row_of_N = distinct(vectors_ND if originals is None else originals)
     unit_UD = F.normalize(vectors_ND[first_U.to(vectors_ND.device)].float(), dim=-1)
     distinct_count = len(unit_UD)
     count = min(count, distinct_count - 1)
-    found = []
+    nearest = []
     start = 0
     for block_BD in unit_UD.split(max(1, BLOCK // distinct_count)):
         cosines_BU = block_BD @ unit_UD.T
         own = torch.arange(start, start + len(block_BD), device=unit_UD.device)
         cosines_BU.scatter_(1, own[:, None], -2.0)  # below every cosine: no vector is its own neighbor
-        found.append(cosines_BU.topk(count).indices.cpu())
+        nearest.append(cosines_BU.topk(count).indices.cpu())
         start += len(block_BD)
-    return Neighbors(first_U[torch.cat(found)].int(), row_of_N)
+    return Neighbors(first_U[torch.cat(nearest)].int(), row_of_N)
 
 
 def distinct(vectors_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,15 +22,11 @@ class OriginalCrops:
 
     They depend only on the seed of the epoch, the index of the image and the size of the picture, so that a resumed run
     equals an uninterrupted one, however its batches are read.
-
-    Args:
-        config: The settings.
-        size: Side of a view, in pixels.
     """
 
     def __init__(self, config: AugmentConfig, size: int) -> None:
         self.config = config
-        self.size = size
+        self.size = size  # side of a view, in pixels
 
     def boxes(self, seed: int, index: int, width: int, height: int) -> list[Box]:
         """Return the boxes of both views of image ``index``, whose picture has the given size."""

@@ -23,13 +23,8 @@ from secu.views.pixels import crop
 class StrongAugmentation(Augmentation):
     """A weak and a strong random view of images of one size.
 
-    Args:
-        config: The settings of the previous run, for the evaluation input and the probability of a flip.
-        strong: The settings of the strong view.
-        mean: Mean of the data for pixels from 0 to 1: one number, or one per channel.
-        std: Standard deviation, in the same form.
-        channels: Number of channels of the images, 1 or 3.
-        image_size: Height and width of the images.
+    ``strong`` are the settings of the strong view; ``config`` are those of the previous run, for the evaluation input
+    and the probability of a flip.
     """
 
     lowest: Tensor
