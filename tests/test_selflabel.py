@@ -238,7 +238,8 @@ def scripted(monkeypatch, scores: list[float]) -> list[Tensor]:
 def test_run_ends_with_the_last_epoch_near_the_best_score_or_with_the_last(tmp_path, first, monkeypatch, keep_best):
     scores = [0.3, 0.8, 0.76, 0.74]
     weights = scripted(monkeypatch, scores)
-    settings = {"optim": {"epochs": 4}, "selflabel": {"warmup_epochs": 4, "keep_best": keep_best}, "evaluate_every": 1}
+    settings: dict = {"optim": {"epochs": 4, "lr": 0.3}, "evaluate_every": 1}
+    settings["selflabel"] = {"warmup_epochs": 4, "keep_best": keep_best}
     session = self_labeled(first, tmp_path / "run", settings)
     run = session.run
     assert [record["information"] for record in run.metrics()] == scores
