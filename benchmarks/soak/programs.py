@@ -79,22 +79,27 @@ def import_everything() -> None:
     import pyarrow.parquet
     import sklearn.manifold
     import torch
+    import torch.utils.tensorboard
 
     import secu.apps.demo
     import secu.apps.embed
     import secu.apps.export
+    import secu.apps.exports.writing
     import secu.apps.fit
+    import secu.apps.hints
     import secu.apps.predict
     import secu.apps.recipe
     import secu.apps.selflabel
     import secu.apps.sort
     import secu.cli
     import secu.results.results  # noqa: F401
+    from secu.apps.exports.writing import FORMATS
 
     assert onnxscript
     assert PIL.PngImagePlugin
     assert pyarrow.parquet
     assert sklearn.manifold
+    assert all(FORMATS[tool] for tool in FORMATS.names())
     torch.set_num_threads(1)  # a thread pool does not survive a fork
 
 
