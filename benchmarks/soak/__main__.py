@@ -193,9 +193,8 @@ def _plan(soak: Soak, asked: argparse.Namespace) -> list:
     trials += [lambda n=n: soak.stop(cases[n % len(cases)], signals[n % len(signals)]) for n in range(asked.signals)]
     trials += [lambda n=n: soak.pair(pairs[n % len(pairs)]) for n in range(asked.pairs if pairs else 0)]
     for n in range(asked.starved):
-        limits = (
-            Limits(file_size=soak.random.randrange(200_000)) if n % 2 else Limits(memory=soak.random.randrange(1 << 28))
-        )
+        disk = Limits(file_size=int(10 ** soak.random.uniform(2, 5.3)))  # exports are small, models are not
+        limits = disk if n % 2 else Limits(memory=soak.random.randrange(1 << 28))
         trials.append(lambda n=n, limits=limits: soak.starve(cases[(n // 2) % len(cases)], limits))
     soak.random.shuffle(trials)
     return trials
