@@ -11,6 +11,7 @@ from pathlib import Path
 
 TOO_LONG = 120  # seconds until a child counts as hanging
 POLL = 0.002  # seconds
+PROGRESS = ("warning: ", "reading images: ", "assigning all images", "writing exported")  # before the line of an error
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Ended:
 
     def explained(self, *codes: int) -> bool:
         """Return whether it ended with one of these codes and, unless successful or killed, with one line."""
-        lines = [line for line in self.errors.splitlines() if not line.startswith("warning: ")]
+        lines = [line for line in self.errors.splitlines() if not line.startswith(PROGRESS)]
         if self.code not in codes:
             return False
         if not isinstance(self.code, int) or self.code <= 0:
