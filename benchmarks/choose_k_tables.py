@@ -90,10 +90,11 @@ def kinds_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def answer_table(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return how often the range and the recommended number are right in each group of rows."""
     columns = ("true number in the range", "recommended within 25%", "range, high ÷ low", "all seeds agree")
-    lines = [f"| | runs | {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
+    lines = [f"| | cases | runs | {' | '.join(columns)} |", "|---|---|---|---|---|---|---|"]
     for name, rows in groups.items():
         hits = f"{share(rows, 'in_range')} | {share(rows, 'close')}"
-        lines.append(f"| {name} | {len(rows)} | {hits} | {width_of(rows):.1f} | {agreeing(rows)} |")
+        counts = f"{len(by_case(rows))} | {len(rows)}"
+        lines.append(f"| {name} | {counts} | {hits} | {width_of(rows):.1f} | {agreeing(rows)} |")
     return lines
 
 
@@ -109,7 +110,7 @@ def summary_table(rows: list[Row]) -> list[str]:
     ]
     answer = f"always {low} to {high}, and {middle}: the best fixed answers, on the other cases"
     hits = f"{share(fixed, 'in_range')} | {share(fixed, 'close')}"
-    last = f"| {answer} | {len(fixed)} | {hits} | {high / low:.1f} | |"
+    last = f"| {answer} | | {len(fixed)} | {hits} | {high / low:.1f} | |"
     return [*answer_table(parts), last, "", *answer_table(kinds_of(rows))]
 
 

@@ -214,9 +214,10 @@ def test_pixels_are_kept_as_they_are(cases, monkeypatch, tmp_path):
 
 def test_the_tables_are_those_of_the_kept_results(choose_k, tables):
     kept = json.loads(choose_k.RESULT.read_text())
-    names = {case.name for case in choose_k.CASES}
-    assert {(row["case"], row["seed"]) for row in kept["rows"]} >= {(name, 0) for name in names}
-    assert {row["case"] for row in kept["rows"]} == names
+    rows = [(row["case"], row["seed"]) for row in kept["rows"]]
+    assert len(set(rows)) == len(rows)
+    assert {name for name, seed in rows} <= {case.name for case in choose_k.CASES}
+    assert {row["source"] for row in kept["rows"] if row["seed"] == 0} == {case.source for case in choose_k.CASES}
     assert all(row["commit"] for row in kept["rows"])
     assert f"{choose_k.BEGIN}{tables.tables(kept['rows'])}{choose_k.END}" in choose_k.DOC.read_text()
     answers, cuts = tables.guide_tables(kept["rows"])
