@@ -162,6 +162,5 @@ def tables(rows: list[Row]) -> str:
 
 
 def guide_tables(rows: list[Row]) -> tuple[str, str]:
-    """Return the tables of the guide: the answers on cases that the rule was not chosen by, and cuts of the tree."""
-    answers = answer_table(kinds_of([row for row in rows if row["part"] == "check"]))
-    return "\n".join(answers) + "\n", "\n".join(cut_table(rows)) + "\n"
+    """Return the tables of the guide: the answers for each kind of images, and cuts of the tree."""
+    return "\n".join(answer_table(kinds_of(rows))) + "\n", "\n".join(cut_table(rows)) + "\n"
