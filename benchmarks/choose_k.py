@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from choose_k_cases import CASES, Case, embed, inputs_of, store
 from choose_k_scores import other_scores
-from choose_k_tables import RANGE, Row, is_close, tables
+from choose_k_tables import RANGE, Row, guide_tables, is_close, tables
 from defaults import checked_out, hardware
 from results import KEPT, ROOT, with_table
 from torch import Tensor
@@ -45,6 +45,8 @@ from secu.views.features import FeatureViews
 
 RESULT = KEPT / "choose-k.json"
 DOC = ROOT / "docs" / "lab" / "how-many.md"
+GUIDE = ROOT / "docs" / "how-many.md"
+BEGIN_CUTS = "<!-- cuts: made by benchmarks/choose_k.py publish -->\n"
 BEGIN = "<!-- results: made by benchmarks/choose_k.py publish -->\n"
 END = "<!-- end of results -->"
 COMMAND = "OMP_NUM_THREADS=1 python benchmarks/choose_k.py score --cache CACHE"
@@ -161,6 +163,9 @@ def merge(rows: Sequence[Row], out: Path) -> None:
 def publish() -> None:
     """Write the tables into the documentation."""
     rows = json.loads(RESULT.read_text())["rows"]
+    answers, cuts = guide_tables(rows)
+    guide = with_table(GUIDE.read_text(), answers, BEGIN, END)
+    write_text(GUIDE, with_table(guide, cuts, BEGIN_CUTS, END))
     write_text(DOC, with_table(DOC.read_text(), tables(rows), BEGIN, END))
 
 

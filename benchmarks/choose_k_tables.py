@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ CLOSE = 0.25  # how far a recommended number may be from the true one, as a shar
 MOST_LOST = 2  # points
 PARTS = {"choice": "cases that the rule was chosen by", "check": "the other cases"}
 KINDS: dict[str, Callable[[Row], bool]] = {
-    "on vectors, groups of equal size": lambda row: not is_scratch(row) and not row["uneven"],
-    "on vectors, sizes that fall to a tenth": lambda row: not is_scratch(row) and row["uneven"],
+    "on features or vectors, groups of about equal size": lambda row: not is_scratch(row) and not row["uneven"],
+    "on features or vectors, sizes that fall to a tenth": lambda row: not is_scratch(row) and row["uneven"],
     "digits from scratch": lambda row: row["source"] == "digits-scratch",
-    "CIFAR-10 from scratch, on a CPU": lambda row: row["source"] == "cifar10-scratch",
+    "photos of CIFAR-10 from scratch, on a CPU": lambda row: row["source"] == "cifar10-scratch",
 }
 OTHERS = {
     "the rule": "silhouette of heads, on vectors (the rule)",
@@ -64,6 +64,8 @@ def share(rows: Sequence[Row], name: str) -> str:
 def agreeing(rows: Sequence[Row]) -> str:
     """Return for how many cases all seeds recommend the same number."""
     cases = [group for group in by_case(rows) if len(group) > 1]
+    if not cases:
+        return "one seed only"
     count = sum(len({row["recommended"] for row in group}) == 1 for group in cases)
     return f"{count} of {len(cases)}"
 
@@ -79,16 +81,26 @@ def best_fixed(rows: Sequence[Row], ratio: float) -> tuple[int, int]:
     return max(ranges, key=lambda ends: sum(ends[0] <= row["groups"] <= ends[1] for row in rows))
 
 
-def summary_table(rows: list[Row]) -> list[str]:
-    """Return how often the range and the recommended number are right, and what a fixed answer would reach."""
-    columns = ("true number in the range", "recommended within 25%", "range, high ÷ low", "cases whose seeds all agree")
-    lines = [f"| | runs | {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
-    parts = {name: [row for row in rows if row["part"] == part] for part, name in PARTS.items()}
+def kinds_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each kind, if there are any."""
     kinds = {name: [row for row in rows if belongs(row)] for name, belongs in KINDS.items()}
-    for name, chosen in (parts | kinds).items():
-        if chosen:
-            hits = f"{share(chosen, 'in_range')} | {share(chosen, 'close')}"
-            lines.append(f"| {name} | {len(chosen)} | {hits} | {width_of(chosen):.1f} | {agreeing(chosen)} |")
+    return {name: chosen for name, chosen in kinds.items() if chosen}
+
+
+def answer_table(groups: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return how often the range and the recommended number are right in each group of rows."""
+    columns = ("true number in the range", "recommended within 25%", "range, high ÷ low", "all seeds agree")
+    lines = [f"| | cases | runs | {' | '.join(columns)} |", "|---|---|---|---|---|---|---|"]
+    for name, rows in groups.items():
+        hits = f"{share(rows, 'in_range')} | {share(rows, 'close')}"
+        counts = f"{len(by_case(rows))} | {len(rows)}"
+        lines.append(f"| {name} | {counts} | {hits} | {width_of(rows):.1f} | {agreeing(rows)} |")
+    return lines
+
+
+def summary_table(rows: list[Row]) -> list[str]:
+    """Return how often the answer is right in each part and for each kind, and what a fixed answer would reach."""
+    parts = {name: [row for row in rows if row["part"] == part] for part, name in PARTS.items()}
     low, high = best_fixed(rows, width_of(rows))
     middle = max(range(*RANGE), key=lambda size: sum(is_close(size, row["groups"]) for row in rows))
     fixed = [
@@ -98,7 +110,8 @@ def summary_table(rows: list[Row]) -> list[str]:
     ]
     answer = f"always {low} to {high}, and {middle}: the best fixed answers, on the other cases"
     hits = f"{share(fixed, 'in_range')} | {share(fixed, 'close')}"
-    return [*lines, f"| {answer} | {len(fixed)} | {hits} | {high / low:.1f} | |"]
+    last = f"| {answer} | | {len(fixed)} | {hits} | {high / low:.1f} | |"
+    return [*answer_table(parts), last, "", *answer_table(kinds_of(rows))]
 
 
 def case_table(rows: list[Row]) -> list[str]:
@@ -135,14 +148,19 @@ def cut_table(rows: list[Row]) -> list[str]:
         "| ACC of a cut minus that of the head, points | mean | worst | runs worse by more than 2 |",
         "|---|---|---|---|",
     ]
-    for uneven, name in ((False, "groups of equal size"), (True, "sizes that fall to a tenth")):
-        gains = [100 * (row["acc_cut"] - row["acc_head"]) for row in rows if row["uneven"] is uneven]
+    for name, chosen in kinds_of(rows).items():
+        gains = [100 * (row["acc_cut"] - row["acc_head"]) for row in chosen]
         worse = sum(gain < -MOST_LOST for gain in gains)
         lines.append(f"| {name} | {np.mean(gains):+.1f} | {min(gains):+.1f} | {worse} of {len(gains)} |")
     return lines
 
 
 def tables(rows: list[Row]) -> str:
-    """Return the tables of the documentation."""
+    """Return the tables of the lab notes."""
     parts = (summary_table(rows), case_table(rows), score_table(rows), cut_table(rows))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def guide_tables(rows: list[Row]) -> tuple[str, str]:
+    """Return the tables of the guide: the answers for each kind of images, and cuts of the tree."""
+    return "\n".join(answer_table(kinds_of(rows))) + "\n", "\n".join(cut_table(rows)) + "\n"

@@ -149,6 +149,7 @@ def test_cases_are_chosen_by_name_and_by_source(choose_k):
 def test_the_answers_of_all_seeds_are_counted(tables):
     rows = [row("a", 0, 8), row("a", 1, 8), row("b", 0, 7), row("b", 1, 12, low=9, in_range=False, acc_head=0.6)]
     assert tables.agreeing(rows) == "1 of 2"
+    assert tables.agreeing(rows[::2]) == "one seed only"
     assert tables.share(rows, "in_range") == "3 of 4 (75%)"
     lines = tables.case_table(rows)
     assert lines[2:] == [
@@ -213,8 +214,13 @@ def test_pixels_are_kept_as_they_are(cases, monkeypatch, tmp_path):
 
 def test_the_tables_are_those_of_the_kept_results(choose_k, tables):
     kept = json.loads(choose_k.RESULT.read_text())
-    names = {case.name for case in choose_k.CASES}
-    assert {(row["case"], row["seed"]) for row in kept["rows"]} >= {(name, 0) for name in names}
-    assert {row["case"] for row in kept["rows"]} == names
+    rows = [(row["case"], row["seed"]) for row in kept["rows"]]
+    assert len(set(rows)) == len(rows)
+    assert {name for name, seed in rows} <= {case.name for case in choose_k.CASES}
+    assert {row["source"] for row in kept["rows"] if row["seed"] == 0} == {case.source for case in choose_k.CASES}
     assert all(row["commit"] for row in kept["rows"])
     assert f"{choose_k.BEGIN}{tables.tables(kept['rows'])}{choose_k.END}" in choose_k.DOC.read_text()
+    answers, cuts = tables.guide_tables(kept["rows"])
+    guide = choose_k.GUIDE.read_text()
+    assert f"{choose_k.BEGIN}{answers}{choose_k.END}" in guide
+    assert f"{choose_k.BEGIN_CUTS}{cuts}{choose_k.END}" in guide

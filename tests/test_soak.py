@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_short_soak():
-    counts = ["--kills", "13", "--signals", "9", "--pairs", "8", "--starved", "4", "--ranks", "0", "--minutes", "3"]
+    counts = ["--kills", "23", "--signals", "9", "--pairs", "10", "--starved", "4", "--ranks", "0", "--minutes", "3"]
     done = subprocess.run(
         [sys.executable, "-m", "soak", *counts],
         cwd=BENCHMARKS,
@@ -30,4 +30,4 @@ def test_short_soak():
         "left behind: 0",
     ]
     trials = int(re.search(r"(\d+) trials in", done.stdout)[1])
-    assert trials == 34 or ("out of time" in done.stderr and trials > 5)
+    assert trials == 46 or ("out of time" in done.stderr and trials > 5)

@@ -17,18 +17,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from soak.cases import (
-    CASES,
-    FIT,
-    Case,
-    broken_after_stop,
-    different_in_the_end,
-    inconsistent,
-    is_complete,
-    make_references,
-    runs_in,
-    spelled_out,
-)
+from soak.cases import CASES, FIT, Case, make_references, spelled_out
+from soak.judge import broken_after_stop, different_in_the_end, inconsistent, is_complete, runs_in
 from soak.programs import Ended, Limits, import_everything, run, start
 from soak.ranks import kill_ranks
 
@@ -44,6 +34,11 @@ PAIRS: dict[str, tuple[Case, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "predict twice": (CASE["predict"], 2 * (CASE["predict"].command,)),
     "embed twice": (CASE["embed"], 2 * (CASE["embed"].command,)),
     "sort twice": (CASE["sort"], 2 * (CASE["sort"].command,)),
+    "export twice": (CASE["export --to labelstudio"], 2 * (CASE["export --to labelstudio"].command,)),
+    "export --force twice": (
+        CASE["export --to labelstudio --force"],
+        2 * (CASE["export --to labelstudio --force"].command,),
+    ),
     "report while replaced": (
         CASE["fit --force"],
         (("report", "run", "--device", "cpu"), (*FIT, "-k", "3", "--force")),
@@ -145,6 +140,8 @@ class Soak:
             problem = f"unexplained: {[(ended.code, ended.errors[-200:]) for ended in ends]}"
         elif all(ended.code != 0 for ended in ends):
             problem = f"lost: neither succeeded: {[ended.errors for ended in ends]}"
+        elif case.appears:
+            problem = different_in_the_end(case, self.references, folder)
         else:
             found = [text for path in runs_in(folder / case.result) if (text := inconsistent(path))]
             problem = found[0] if found else ""
@@ -162,6 +159,7 @@ def main() -> int:
     parser.add_argument("--starved", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=20, help="kills of processes that torchrun started")
     parser.add_argument("--minutes", type=float, default=60, help="stop after this time")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of commands; all by default")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     begun = time.monotonic()
@@ -189,15 +187,15 @@ def main() -> int:
 def _plan(soak: Soak, asked: argparse.Namespace) -> list:
     """Return all trials in random order, so that a short time covers everything a little."""
     signals = (*CODES, *OTHER_SIGNALS)
-    names = list(PAIRS)
-    trials = [lambda n=n: soak.stop(CASES[n % len(CASES)], signal.SIGKILL) for n in range(asked.kills)]
-    trials += [lambda n=n: soak.stop(CASES[n % len(CASES)], signals[n % len(signals)]) for n in range(asked.signals)]
-    trials += [lambda n=n: soak.pair(names[n % len(names)]) for n in range(asked.pairs)]
+    cases = [case for case in CASES if any(part in case.name for part in asked.only)]
+    pairs = [name for name in PAIRS if any(part in name for part in asked.only)]
+    trials = [lambda n=n: soak.stop(cases[n % len(cases)], signal.SIGKILL) for n in range(asked.kills)]
+    trials += [lambda n=n: soak.stop(cases[n % len(cases)], signals[n % len(signals)]) for n in range(asked.signals)]
+    trials += [lambda n=n: soak.pair(pairs[n % len(pairs)]) for n in range(asked.pairs if pairs else 0)]
     for n in range(asked.starved):
-        limits = (
-            Limits(file_size=soak.random.randrange(200_000)) if n % 2 else Limits(memory=soak.random.randrange(1 << 28))
-        )
-        trials.append(lambda n=n, limits=limits: soak.starve(CASES[(n // 2) % len(CASES)], limits))
+        disk = Limits(file_size=int(10 ** soak.random.uniform(2, 5.3)))  # exports are small, models are not
+        limits = disk if n % 2 else Limits(memory=soak.random.randrange(1 << 28))
+        trials.append(lambda n=n, limits=limits: soak.starve(cases[(n // 2) % len(cases)], limits))
     soak.random.shuffle(trials)
     return trials
 

@@ -1,20 +1,15 @@
-"""Commands that write something, what must be true after they were killed, and what a second try must lead to."""
+"""Commands that write something, what is there before, and what a second try must lead to (judge.py)."""
 
-import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from secu.base.errors import UserError
-from secu.train.checkpoint import load_predictor
-from secu.train.place import FILES, LOCK
+from secu.apps.exports.writing import FORMATS
 from secu.train.run import Run
 from soak.programs import Ended, run
 
@@ -32,9 +27,10 @@ TRAIN = ("train", "digits", *DIGITS, "--out", "run")
 REPEAT = ("repeat", "digits", *DIGITS, "--seeds", "0..1", "--out", "seeds")
 DEMO = (*TINY, "optim.epochs=2", "optim.batch_size=512", "heads=[10]", "--device", "cpu", "--out", "run")
 SECOND = ("selflabel", "done", "optim.epochs=2", "--device", "cpu", "--out", "run")
-SAME = ("model.safetensors", "assignments.csv", "assignments.parquet", "clusters.csv", "config.yaml", "images.json")
-
-Paths = dict[str, bytes]
+HINTED = (*FIT, "-k", "3", "--hints", "hints.csv")
+WATCHED = (*FIT, "-k", "3", "--tensorboard")
+SUFFIX = {"embedding-atlas": ".parquet"}  # the others are folders
+HINTS = "id,label\n0.png,zero\n10.png,zero\n1.png,one\n11.png,one\n"
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,8 @@ class Case:
         again: Arguments of the second try, given the folder in which the first was stopped.
         result: The name of what is written.
         reference: What the second try must lead to, in the folder of references.
+        appears: Whether the result appears as a whole: it is old, new or, if nothing was there, missing. A new one is
+            refused if it is there.
     """
 
     name: str
@@ -56,11 +54,15 @@ class Case:
     reference: str
     before: str = ""
     again: Callable[[Path], tuple[str, ...]] | None = None
+    appears: bool = False
 
     def prepare(self, references: Path, folder: Path) -> None:
         """Fill the folder in which the command runs."""
-        if self.before:
-            shutil.copytree(references / self.before, folder / self.result, symlinks=True)
+        before = references / self.before
+        if self.before and before.is_dir():
+            shutil.copytree(before, folder / self.result, symlinks=True)
+        elif self.before:
+            shutil.copy(before, folder / self.result)
 
     def second_try(self, folder: Path) -> tuple[str, ...]:
         """Return the arguments that a person would use after the first try was stopped."""
@@ -78,9 +80,20 @@ def forced(folder: Path) -> tuple[str, ...]:
     return (*FIT, "-k", "3", "--force" if is_old else "--resume")
 
 
+def exported(tool: str, suffix: str = "", *, force: bool = False) -> Case:
+    """Return the export of a run's clusters to a tool, or its replacement of the export of another run."""
+    result = f"exported{suffix}"
+    command = ("export", "done", result, "--to", tool, "--device", "cpu")
+    new = Case(f"export --to {tool}", command, result, f"{tool}{suffix}", appears=True)
+    if not force:
+        return new
+    old = f"old-{tool}{suffix}"
+    return replace(new, name=f"{new.name} --force", command=(*command, "--force"), before=old)
+
+
 def spelled_out(command: tuple[str, ...], references: Path) -> tuple[str, ...]:
     """Return the arguments with the absolute paths of what a command reads."""
-    places = {name: str(references / name) for name in ("photos", "done")}
+    places = {name: str(references / name) for name in ("photos", "done", "old", "hints.csv")}
     places["data.source=digits.npy"] = f"data.source={references / 'digits.npy'}"
     return tuple(places.get(word, word) for word in command)
 
@@ -95,10 +108,14 @@ CASES = (
     Case("predict", ("predict", "done", "photos", "-o", "out.csv", "--device", "cpu"), "out.csv", "out.csv"),
     Case("predict -o parts/", ("predict", "done", "photos", "-o", "parts/", "--device", "cpu"), "parts", "parts"),
     Case("embed", ("embed", "photos", "-o", "out.npy", "--device", "cpu"), "out.npy", "out.npy"),
-    Case("sort", ("sort", "done", "sorted", "--copy", "--device", "cpu"), "sorted", "sorted"),
+    Case("sort", ("sort", "done", "sorted", "--copy", "--device", "cpu"), "sorted", "sorted", appears=True),
     Case("export", ("export", "done", "model.onnx"), "model.onnx", "model.onnx"),
     Case("demo", ("demo", *DEMO), "run", "demo", again=resumed("train", "digits", *DEMO)),  # as its last line says
     Case("report", ("report", "run", "--device", "cpu"), "run", "done", "done"),
+    Case("fit --hints", HINTED, "run", "hinted", again=resumed(*HINTED)),
+    Case("fit --tensorboard", WATCHED, "run", "watched", again=resumed(*WATCHED)),
+    *(exported(tool, SUFFIX.get(tool, "")) for tool in FORMATS.names()),
+    *(exported(tool, SUFFIX.get(tool, ""), force=True) for tool in FORMATS.names()),
 )
 
 
@@ -110,134 +127,37 @@ def make_references(folder: Path) -> dict[str, float]:
     np.save(folder / "digits.npy", digits)
     for number, pixels in enumerate(digits):
         Image.fromarray(pixels).save(photos / f"{number}.png")
+    (folder / "hints.csv").write_text(HINTS)
     seconds = {}
     _must(run(spelled_out((*FIT, "-k", "3", "--time-limit", "0.001"), folder), folder))
     (folder / "run").rename(folder / "half")
     _must(run(spelled_out((*FIT, "-k", "4"), folder), folder))
     (folder / "run").rename(folder / "old")
     for case in CASES:
-        if case.before:
-            shutil.copytree(folder / case.before, folder / case.result)
+        if case.appears and case.before:  # by the same command, of another run
+            of_old = ["old" if word == "done" else word for word in case.command]
+            _must(run(spelled_out(tuple(of_old), folder), folder))
+            (folder / case.result).rename(folder / case.before)
+        case.prepare(folder, folder)
         ended = _must(run(spelled_out(case.command, folder), folder))
         seconds[case.name] = ended.seconds
         if case.result != case.reference:
-            shutil.rmtree(folder / case.reference, ignore_errors=True)
+            remove(folder / case.reference)
             (folder / case.result).rename(folder / case.reference)
     for errors in folder.glob("errors-*.txt"):
         errors.unlink()
     return seconds
 
 
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _must(ended: Ended) -> Ended:
     if not ended.explained(0):
         raise RuntimeError(f"a command failed undisturbed, with {ended.code}: {ended.errors}")
     return ended
-
-
-def broken_after_stop(case: Case, references: Path, folder: Path) -> str:
-    """Return what is wrong after the first try was stopped; an empty string if everything is in order."""
-    result = folder / case.result
-    if case.name == "fit --force":
-        if not (result / "config.yaml").exists() and not (result / ".ready").exists():
-            return "lost: neither the old nor the new run is there"
-        try:
-            old = Run.open(result).config().clusters == 4
-        except UserError as error:
-            return f"corrupt: {error}"
-        if old and contents(result) != contents(references / "old"):
-            return "corrupt: the old run has changed"
-    if case.name == "report" and not (result / "report.html").read_bytes().rstrip().endswith(b"</html>"):
-        return "corrupt: half a report"
-    if result.is_file() and result.read_bytes() != (references / case.reference).read_bytes():
-        return "corrupt: half a file"
-    if case.name == "sort" and result.exists() and contents(result) != contents(references / case.reference):
-        return "corrupt: half a folder"
-    for found in runs_in(result):
-        if problem := inconsistent(found):
-            return problem
-    return ""
-
-
-def is_complete(case: Case, folder: Path) -> bool:
-    """Return whether the first try was stopped after its work was done, and a second one would refuse to repeat it."""
-    return case.name == "sort" and (folder / case.result).exists()
-
-
-def runs_in(result: Path) -> Iterator[Path]:
-    """Yield the runs in a folder."""
-    for config in (result / "config.yaml", *sorted(result.glob("seed-*/config.yaml"))):
-        if config.is_file():
-            yield config.parent
-
-
-def inconsistent(path: Path) -> str:
-    """Return in which way the files of a run contradict each other; an empty string if they do not."""
-    try:
-        run = Run.open(path)
-        clusters = run.config().clusters
-        if len(load_predictor(run, _cpu()).centers) != clusters:
-            return f"corrupt: a model of other than {clusters} clusters"
-        record = run.record()
-        epochs = [line["epoch"] for line in run.metrics()]
-        if epochs != list(range(len(epochs))) or len(epochs) < record["epochs_done"]:
-            return f"corrupt: epochs {epochs} in metrics.jsonl, {record['epochs_done']} in run.json"
-        if run.has_checkpoint():
-            run.load_state()
-    except (UserError, OSError, KeyError) as error:
-        return f"corrupt: {error}"
-    return ""
-
-
-def _cpu() -> object:
-    import torch
-
-    return torch.device("cpu")
-
-
-def different_in_the_end(case: Case, references: Path, folder: Path) -> str:
-    """Return in what a result differs from that of an undisturbed command; an empty string if in nothing."""
-    ours = folder / case.result
-    theirs = references / case.reference
-    if ours.is_file():
-        same = ours.read_bytes() == theirs.read_bytes()
-    elif case.name in ("sort", "predict -o parts/"):
-        same = contents(ours) == contents(theirs)
-    else:
-        pairs = list(zip(runs_in(ours), runs_in(theirs), strict=True))
-        same = bool(pairs) and all(outcome(a) == outcome(b) for a, b in pairs)
-    if not same:
-        return f"corrupt: {case.result} differs from that of an undisturbed command"
-    left = leftovers(folder)
-    return f"left behind: {', '.join(left[:3])}" if left else ""
-
-
-def contents(path: Path) -> Paths:
-    """Return all files below a folder, but no locks."""
-    return {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != LOCK and ".next" not in file.parts and not file.name.endswith(".tmp")
-    }
-
-
-def outcome(path: Path) -> object:
-    """Return what two runs with the same settings have in common."""
-    state = load_file(path / "state.safetensors")
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    files = {name: (path / name).read_bytes() for name in SAME if (path / name).is_file()}
-    written = (name for name in FILES if name != "summary.json")  # by the demo alone, not by the run that continues it
-    present = sorted(name for name in written if (path / name).is_file())
-    metrics = [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
-    return files, present, {key: value.tolist() for key, value in state.items()}, metrics
-
-
-def _is_left(name: str) -> bool:
-    return name.endswith(".tmp") or name.startswith(".tmp") or name == ".next"
-
-
-def leftovers(folder: Path) -> list[str]:
-    """Return the temporary files in a folder and below its results."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        found += [os.path.join(place, name) for name in (*folders, *files) if _is_left(name)]
-    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 TOO_LONG = 120  # seconds until a child counts as hanging
 POLL = 0.002  # seconds
+PROGRESS = ("warning: ", "reading images: ", "assigning all images", "writing exported")  # before the line of an error
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Ended:
 
     def explained(self, *codes: int) -> bool:
         """Return whether it ended with one of these codes and, unless successful or killed, with one line."""
-        lines = [line for line in self.errors.splitlines() if not line.startswith("warning: ")]
+        lines = [line for line in self.errors.splitlines() if not line.startswith(PROGRESS)]
         if self.code not in codes:
             return False
         if not isinstance(self.code, int) or self.code <= 0:
@@ -79,22 +80,27 @@ def import_everything() -> None:
     import pyarrow.parquet
     import sklearn.manifold
     import torch
+    import torch.utils.tensorboard
 
     import secu.apps.demo
     import secu.apps.embed
     import secu.apps.export
+    import secu.apps.exports.writing
     import secu.apps.fit
+    import secu.apps.hints
     import secu.apps.predict
     import secu.apps.recipe
     import secu.apps.selflabel
     import secu.apps.sort
     import secu.cli
     import secu.results.results  # noqa: F401
+    from secu.apps.exports.writing import FORMATS
 
     assert onnxscript
     assert PIL.PngImagePlugin
     assert pyarrow.parquet
     assert sklearn.manifold
+    assert all(FORMATS[tool] for tool in FORMATS.names())
     torch.set_num_threads(1)  # a thread pool does not survive a fork
 
 

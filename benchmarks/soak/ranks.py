@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from soak.cases import TRAIN, outcome, spelled_out
+from soak.cases import TRAIN, spelled_out
+from soak.judge import outcome
 
 EPOCHS = 1500  # more than twenty kills leave time for
 LONGEST = 10.0  # seconds between two kills
