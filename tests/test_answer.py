@@ -169,6 +169,7 @@ def test_relabeled_gives_each_image_the_group_of_its_cluster():
 
 def test_the_constants():
     assert (module.LIMIT, module.LIMIT_WITH_WITNESS, module.FINEST) == (1.15, 0.955, 3)
+    assert module.LIMIT_OF_OFFSETS == 0.87
     assert (module.WITNESS_IMAGES, module.WITNESS_STARTS) == (10_000, 10)
 
 
@@ -232,13 +233,16 @@ def test_all_trees_must_agree_better_and_the_finest_one_answers(order):
     assert answer.evidence[0] < LIMIT < max(answer.ratios)
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [("head", "head"), ("tree", "tree"), ("auto", "head")])
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("head", "head"), ("shifted", "shifted"), ("tree", "tree"), ("auto", "head")]
+)
 def test_what_was_asked_for_is_the_answer_for_even_groups(wanted, expected):
     vectors, _ = blobs(*EVEN)
     config, clustering = make(TRUE, halves(0, 1, 2), answer=wanted)
     conclusion = choose_answer(clustering, config, vectors, find_neighbors(vectors, 8))
     assert (conclusion.settings["answer"], clustering.answer) == (expected, expected)
     assert (clustering.groups() is not None) is (expected == "tree")
+    assert (clustering.answer_offsets() is not None) is (expected == "shifted")
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("head", "head"), ("tree", "tree"), ("auto", "tree")])
@@ -258,16 +262,19 @@ def test_what_was_asked_for_is_the_answer_for_uneven_groups(wanted, expected):
         ((1.1501,), None, "tree"),
         ((9.0, 1.15), None, "head"),  # both must agree
         ((9.0, 1.19), None, "tree"),
-        ((0.955,), 1.0, "head"),
+        ((0.87,), 1.0, "head"),
+        ((0.8701,), 1.0, "shifted"),
+        ((0.955,), 1.0, "shifted"),
         ((0.9551,), 1.0, "tree"),
-        ((1.2, 0.7), 1.0, "head"),  # the mean is 0.95
+        ((1.2, 0.7), 1.0, "shifted"),  # the mean is 0.95
         ((1.3, 0.7), 1.0, "tree"),
-        ((1.3, 0.7), 0.95, "head"),
+        ((1.3, 0.7), 0.95, "shifted"),
+        ((1.3, 0.7), 0.86, "head"),
         ((0.5, 0.5), 2.0, "tree"),
         ((5.0, 5.0), 0.1, "head"),  # k-means disagrees far more often
     ],
 )
-def test_the_tree_needs_evidence_above_the_limit(monkeypatch, ratios, witness, expected):
+def test_offsets_and_the_tree_need_evidence_above_their_limits(monkeypatch, ratios, witness, expected):
     vectors, _ = blobs(*EVEN)
     neighbors = find_neighbors(vectors, 8)
     config, clustering = make(TRUE, halves(0, 1, 2))
@@ -353,7 +360,8 @@ def test_a_tree_that_cannot_be_grown_is_not_reported_as_the_answer(fine):
 
 
 @pytest.mark.parametrize(
-    ("witness", "auto", "number"), [(0.9, "head", "head"), (1.1, "tree", "head"), (1.2, "tree", "tree")]
+    ("witness", "auto", "number"),
+    [(0.8, "head", "head"), (0.9, "shifted", "head"), (1.1, "tree", "head"), (1.2, "tree", "tree")],
 )
 def test_a_run_that_chose_its_number_needs_more_evidence(monkeypatch, witness, auto, number):
     vectors, _ = blobs(*EVEN)

@@ -1,5 +1,6 @@
 """Whole runs on feature vectors, given or of a frozen network: what is written, resuming, and all commands."""
 
+import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +35,7 @@ from secu.base.errors import UserError
 from secu.data import Images, open_images, open_source
 from secu.settings import merge
 from secu.train.checkpoint import TREE as TREE_TENSORS
-from secu.train.checkpoint import load_method, load_predictor
+from secu.train.checkpoint import load_method, load_predictor, method_of
 from secu.train.listener import Listener
 from secu.train.run import Run
 from small_runs import CPU, Interrupting, assert_same
@@ -68,6 +69,12 @@ def plain(place, matrix):
 def merged(place, matrix):
     """A run on a matrix whose answer is the tree."""
     return fitted(place / "merged", matrix, overrides=TREE)
+
+
+@pytest.fixture(scope="module")
+def shifted(place, matrix):
+    """A run on a matrix whose clusters have offsets."""
+    return fitted(place / "shifted", matrix, overrides=merge(SHORT, {"answer": "shifted"}))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +175,7 @@ def test_the_views_have_learned_the_statistics_of_the_vectors(plain):
 def test_the_choice_is_written_down(plain):
     config = plain.config()
     chosen = plain.outcome()["answer"]
-    assert config.answer in ("head", "tree")
+    assert config.answer in ("head", "shifted", "tree")
     assert (chosen["head"], chosen["answer"]) == (config.head, config.answer)
     assert plain.record()["amended"] == ["answer", "head"]
 
@@ -392,6 +399,50 @@ def test_a_run_killed_before_the_tree_was_grown_answers_with_the_head(merged, ma
     assert not set(TREE_TENSORS) & stopped.load_model().keys()
     method = load_method(stopped, CPU)
     assert torch.equal(method.predictor().centers, method.clustering.head(0))
+
+
+# Clusters with offsets
+
+
+def test_a_loaded_model_adds_the_offsets(shifted, matrix, tmp_path):
+    vectors = torch.from_numpy(blobs()[0])
+    offsets = shifted.load_model()["offsets"]
+    assert (offsets.shape, offsets.dtype) == ((3,), torch.float32)
+    assert float(offsets.abs().max()) > 0
+    predictor = load_predictor(shifted, CPU)
+    cosines = predictor.embed(Images(vectors)) @ predictor.all_centers.T
+    assert assigned(shifted) == (cosines + offsets).argmax(-1).tolist()
+    assert predicted(shifted, matrix, tmp_path) == assigned(shifted)
+    found = predictor.predict(Images(vectors))
+    assert torch.equal(found.cosine, predictor.best_two(cosines + offsets).cosine)
+    assert found.cosine.tolist() == pytest.approx(cosines[torch.arange(COUNT), found.cluster].tolist(), abs=1e-6)
+    probabilities = torch.softmax((cosines + offsets) / predictor.temperature, -1)
+    assert found.confidence.tolist() == pytest.approx(probabilities.amax(-1).tolist(), abs=1e-6)
+
+
+def test_the_estimator_and_an_export_use_the_offsets(shifted, tmp_path):
+    loaded = SeCu.load(shifted.path, device="cpu")
+    assert loaded.labels_.tolist() == loaded.predict(blobs()[0]).tolist() == assigned(shifted)
+    assert loaded.predict_proba(blobs()[0]).argmax(-1).tolist() == assigned(shifted)
+    assert_exported(shifted, tmp_path, torch.from_numpy(blobs()[0]))
+
+
+def test_other_levels_have_no_offsets(shifted):
+    assert load_predictor(shifted, CPU, 4).offsets is None
+
+
+@pytest.mark.parametrize("damaged", [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.full((3,), math.nan)])
+def test_damaged_offsets_are_refused(shifted, damaged):
+    config = shifted.config()
+    with pytest.raises(UserError, match=r"^run: the offsets of the clusters in here are damaged$"):
+        method_of(config, shifted.load_model() | {"offsets": damaged}, CPU, "here")
+
+
+def test_a_shifted_run_that_is_resumed_at_its_end_stays_as_it_is(shifted, matrix, tmp_path):
+    again = copy(shifted, tmp_path)
+    fit_now(request_of(matrix, overrides=merge(SHORT, {"answer": "shifted"})), again.path, resume=True, report=False)
+    assert assigned(again) == assigned(shifted)
+    assert torch.equal(again.load_model()["offsets"], shifted.load_model()["offsets"])
 
 
 # Features of a frozen network

@@ -250,7 +250,7 @@ class Config(Model):
     seed: int = Field(0, ge=0, lt=2**32)  # seed of all random numbers
     heads: tuple[int, ...] = tuple(range(10, 101, 10))  # [K] number of clusters of each head; all share one encoder
     head: int = Field(0, ge=0, le=MOST)  # index of the main head, from 0
-    answer: Literal["head", "tree", "auto", "number"] = "head"  # what is reported; number: choose among sizes first
+    answer: Literal["head", "shifted", "tree", "auto", "number"] = "head"  # what is reported; see methods/answer.py
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     features: FeaturesConfig = FeaturesConfig()

@@ -105,7 +105,7 @@ class Stream:
     def _predict(self, pixels: Tensor) -> tuple[Predictions, torch.cuda.Event | None]:
         """Run the model; on CUDA results are copied asynchronously, and the event is recorded after the copy."""
         cosines_BK = self.predictor(pixels.to(self.device, non_blocking=pixels.is_pinned()))
-        found = best_two(cosines_BK, self.predictor.temperature).to_host()
+        found = self.predictor.best_two(cosines_BK).to_host()
         if self.device.type != "cuda":
             return found, None
         event = torch.cuda.Event()

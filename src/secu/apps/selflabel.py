@@ -115,8 +115,9 @@ def _continued(first: Config, path: Path, images: int) -> dict[str, Any]:
     """Return the settings of a second stage, except those that depend on what the user asks for."""
     if first.encoder.trainable == "nothing" or first.data.features:
         raise UserError(f"selflabel: {path} clusters fixed features; self-labeling needs a run that trains its encoder")
-    if first.answer == "tree":  # its labels are not those of the head that the second run would start from
-        raise UserError(f"selflabel: {path} reports merged clusters; self-labeling needs a run with answer=head")
+    if first.answer in ("shifted", "tree"):  # its labels are not those of the head that the second run would start from
+        what = "merged clusters" if first.answer == "tree" else "clusters with offsets"
+        raise UserError(f"selflabel: {path} reports {what}; self-labeling needs a run with answer=head")
     batch = 2 ** round(math.log2(max(images / STEPS_PER_EPOCH, 1)))
     settings = first.model_dump(mode="json") | {
         "description": f"self-labeling of {path.name}",

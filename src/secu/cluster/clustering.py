@@ -52,6 +52,7 @@ class Clustering(nn.Module):
         self.guide: Guide | None = None  # the user's hints, if there are any
         self.tree: Tree | None = None  # of the clusters of a finer head; grown at the end of a run, if at all
         self.finest: Tree | None = None  # of those of the finest head, if that is known to be another
+        self.offsets: Tensor | None = None  # of the clusters of the main head; found at the end of a run, if at all
 
     def start_epoch(self, done: float = 0.0) -> None:
         """Fix the encoder's target centers for the whole epoch, and store the labels of the previous epoch.
@@ -156,6 +157,10 @@ class Clustering(nn.Module):
         if self.tree is None or self.answer != "tree":
             return None
         return self.tree.cut(self.heads[self.main])
+
+    def answer_offsets(self) -> Tensor | None:
+        """Return the offset of each cluster (K,), if the answer has them."""
+        return self.offsets if self.answer == "shifted" else None
 
     def finest_tree(self) -> Tree:
         """Return the tree of the finest clusters: one that was grown on images or, if there is none, one of centers.

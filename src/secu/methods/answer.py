@@ -1,6 +1,11 @@
-"""Which clusters a run reports: those of one of several heads with the requested number, or a cut of the tree.
+"""Which clusters a run reports, as ``config.answer`` says.
 
-Both are judged without labels, by the neighbors of the images. Heads of one size are compared by the mutual information
+- ``head``: those of the best head with the requested number of clusters.
+- ``shifted``: the same with an offset for each cluster (cluster/offsets.py).
+- ``tree``: a cut of the tree of merged clusters.
+- ``auto``: one of these three, ``number``: the head or the tree of a number that is chosen first (methods/number.py).
+
+They are judged without labels, by the neighbors of the images. Heads of one size are compared by the mutual information
 of the labels of images and of their neighbors. A head that holds its clusters at equal sizes splits large groups and
 joins small ones; where groups really differ in size, merged clusters agree with the neighbors more often. So they do
 where equal groups resemble each other, though. On feature vectors k-means is the witness: it does not hold clusters at
@@ -15,6 +20,7 @@ from torch import Tensor
 
 from secu.cluster.clustering import Clustering
 from secu.cluster.metrics import mutual_information
+from secu.cluster.offsets import find_offsets
 from secu.cluster.tree import Tree, grow_tree
 from secu.config import Config
 from secu.methods.base import Conclusion
@@ -24,6 +30,9 @@ from secu.views.neighbors import Neighbors
 # with groups of equal size had (docs/lab/features.md).
 LIMIT = 1.15
 LIMIT_WITH_WITNESS = 0.955
+# Above this one, which few runs with equal groups exceed, the clusters of the head have offsets. They move sizes less
+# than the tree does, and cost less if groups are equal after all.
+LIMIT_OF_OFFSETS = 0.87
 WITNESS_IMAGES = 10_000  # maximum number of images that k-means is fitted to
 WITNESS_STARTS = 10
 FINEST = 3  # trees are grown on heads of up to this many times the requested clusters
@@ -57,7 +66,7 @@ def choose_answer(
     neighbors: Neighbors,
     vectors_ND: Tensor | None = None,
 ) -> Conclusion:
-    """Choose the head or the tree that a run reports, and set it in the clustering.
+    """Choose the head, its offsets or the tree that a run reports, and set it in the clustering.
 
     ``vectors_ND`` are the feature vectors that the run was trained on; None for pixels.
     """
@@ -66,13 +75,19 @@ def choose_answer(
     wanted = config.answer
     if wanted == "number":  # there is one head of each size, not the best of several: it disagrees more often anyway
         limit = LIMIT
+    moderate = wanted == "auto" and answer.witness is not None and evidence > LIMIT_OF_OFFSETS
     if wanted in ("auto", "number"):
-        wanted = "tree" if evidence > limit else "head"
-    if answer.tree is None:  # no head is fine enough, or its clusters are empty
+        wanted = "tree" if evidence > limit else "shifted" if moderate else "head"
+    if wanted == "tree" and answer.tree is None:  # no head is fine enough, or its clusters are empty
         wanted = "head"
     clustering.main = answer.head
     clustering.tree = answer.tree
     clustering.answer = wanted
+    clustering.offsets = None
+    if wanted == "shifted":
+        cosines_NK = embeddings_ND.cpu() @ clustering.head().cpu().T
+        neighbors_Nk = neighbors.of(torch.arange(len(cosines_NK)))
+        clustering.offsets = find_offsets(cosines_NK, neighbors_Nk, config.loss.temperature)
     summary = {"head": answer.head, "answer": wanted, "evidence": round(evidence, 4), "limit": limit}
     return Conclusion(summary={"answer": summary}, settings={"head": answer.head, "answer": wanted})
 

@@ -47,7 +47,7 @@ class Method(nn.Module):
         call: Calls a function of tensors; the trainer may replace it with one that compiles the function first.
     """
 
-    # Name prefixes of the tensors in model.safetensors, besides the tree.
+    # Name prefixes of the tensors in model.safetensors, besides trees and offsets.
     trained_tensors = ("views.", "encoder.", "clustering.centers.weight", "front_digest")
     needs_first_run = False  # whether a resumed run still needs the run in init_from
 
@@ -126,14 +126,17 @@ class Method(nn.Module):
         config = self.config
         centers_MD = self.clustering.answer_centers()
         groups = self.clustering.groups()
+        offsets = self.clustering.answer_offsets()
         if level is not None:
             centers_MD, groups = self.clustering.cut(level)
+            offsets = None
         return Predictor(
             self.views,
             self.encoder,
             centers_MD,
             config.loss.prediction_temperature,
             groups=groups,
+            offsets=offsets,
             front=self.front(),
         )
 

@@ -5,7 +5,7 @@ Shapes: N images, B images of a batch, K clusters, D dimensions.
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -88,11 +88,13 @@ class Predictor(nn.Module):
         temperature: Temperature of the softmax over cosines.
         groups: The cluster of each center (M,), if clusters are groups of centers (cluster/tree.py); None if every
             center is a cluster.
+        offsets: What is added to the cosines of each cluster (K,); None for nothing (cluster/offsets.py).
         front: The frozen part of the model; None if there is none.
     """
 
     all_centers: Tensor
     members: Tensor
+    offsets: Tensor | None
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class Predictor(nn.Module):
         temperature: float,
         *,
         groups: Tensor | None = None,
+        offsets: Tensor | None = None,
         front: Front | None = None,
     ) -> None:
         super().__init__()
@@ -112,6 +115,8 @@ class Predictor(nn.Module):
         self.register_buffer("all_centers", centers_MD.clone())  # a part of all heads' would be pickled with the rest
         self.register_buffer("members", None if groups is None else members_of(groups).to(centers_MD.device))
 
+        self.register_buffer("offsets", None if offsets is None else offsets.to(centers_MD.device))
+
     @property
     def centers(self) -> Tensor:
         """One unit vector per cluster (K, D): its center, or the mean direction of its centers."""
@@ -121,7 +126,7 @@ class Predictor(nn.Module):
         return F.normalize(sums_KD, dim=-1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the cosine of each image to each cluster."""
+        """Return the cosine of each image to each cluster, plus the offset of the cluster."""
         return self.compare(self.encode(inputs))
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -131,10 +136,13 @@ class Predictor(nn.Module):
         return self.encoder.embed(self.views.plain(inputs))
 
     def compare(self, embeddings_ND: Tensor) -> Tensor:
-        """Return the cosine of embeddings to each cluster (N, K): to its nearest center, if it has several."""
+        """Return the cosine of embeddings to each cluster (N, K): to its nearest center, if it has several.
+
+        If clusters have offsets, these are added.
+        """
         cosines_NM = embeddings_ND @ self.all_centers.to(embeddings_ND.device).T
         if self.members is None:
-            return cosines_NM
+            return cosines_NM if self.offsets is None else cosines_NM + self.offsets.to(cosines_NM.device)
         return cosines_NM[:, self.members.to(cosines_NM.device)].amax(-1)
 
     def embed(self, images: Images, index_N: Tensor | None = None) -> Tensor:
@@ -161,7 +169,7 @@ class Predictor(nn.Module):
         return embeddings_ND
 
     def cosines(self, images: Images) -> Tensor:
-        """Return the cosine of every image to every cluster (N, K)."""
+        """Return the cosine of every image to every cluster, plus offsets (N, K); see ``compare``."""
         return self.compare(self.embed(images))
 
     def predict(self, images: Images) -> Predictions:
@@ -173,8 +181,19 @@ class Predictor(nn.Module):
         return self.choose(self.compare(self.embed_together(images)))
 
     def choose(self, cosines_NK: Tensor) -> Predictions:
-        """Return the two best clusters for given cosines, in host memory."""
-        return choose(cosines_NK, self.temperature)
+        """Return the two best clusters for what ``compare`` returned, in host memory."""
+        predictions = self.best_two(cosines_NK).to_host()
+        if cosines_NK.is_cuda:
+            torch.cuda.synchronize()
+        return predictions
+
+    def best_two(self, cosines_NK: Tensor) -> Predictions:
+        """Return the same on the device of the cosines."""
+        predictions = best_two(cosines_NK, self.temperature)
+        if self.offsets is None:
+            return predictions
+        offsets_N = self.offsets.to(cosines_NK.device)[predictions.cluster]
+        return replace(predictions, cosine=predictions.cosine - offsets_N)
 
 
 def members_of(groups_M: Tensor) -> Tensor:

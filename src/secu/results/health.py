@@ -39,7 +39,7 @@ def warnings_of(metrics: Sequence[Mapping[str, Any]], predictions: Predictions, 
 
 def _balance(config: Config) -> float | None:
     """Return the requested balance of cluster sizes; None if the constraint has no such setting."""
-    return config.constraint.lower if config.constraint.kind == "size" and config.answer != "tree" else None
+    return config.constraint.lower if config.constraint.kind == "size" and config.answer == "head" else None
 
 
 def _more_equal(config: Config) -> str:
@@ -68,7 +68,7 @@ def _dominant(sizes: Sequence[int], config: Config) -> str:
     # Largest possible share of one cluster if all others have their guaranteed size.
     allowed = 0.0 if balance is None else 1 - balance * (clusters - 1) / clusters
     usual = DOMINANT_OF_TWO if clusters == 2 else min(0.5, DOMINANT / clusters)
-    if config.answer == "tree":  # which is for groups of different sizes
+    if config.answer != "head":  # which is for groups of different sizes
         usual = max(usual, 0.5)
     if not max(usual, allowed) * images < largest < images:
         return ""

@@ -18,6 +18,7 @@ from secu.train.step import Step
 
 TREE = ("tree.linkage", "tree.leaves", "tree.head")  # in a model file, if the run has a tree of clusters
 FINEST = ("finest.linkage", "finest.leaves", "finest.head")  # likewise for that of the finest head, if it is another
+OFFSETS = "offsets"  # likewise for the offsets of the main head's clusters
 RENAMED = {"clustering.sure": "clustering.confident"}  # tensor names of version 0.1
 
 
@@ -119,7 +120,8 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
     mine = select(method.state_dict(), method.trained_tensors)
     tree = _tree_of(method.config, tensors, TREE, name)
     finest = _tree_of(method.config, tensors, FINEST, name)
-    tensors = {key: tensor for key, tensor in tensors.items() if key not in TREE + FINEST}
+    offsets = _offsets_of(method.config, tensors, name)
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in (*TREE, *FINEST, OFFSETS)}
     if not select(tensors, method.trained_tensors):
         raise UserError(f"run: {name} is not a model written by secu")
     if not _alike(mine, tensors):
@@ -129,6 +131,7 @@ def load_tensors(method: Method, tensors: Mapping[str, Tensor], name: str) -> No
             tensor.copy_(tensors[key])
     method.clustering.tree = tree
     method.clustering.finest = finest
+    method.clustering.offsets = offsets
 
 
 def _tree_of(config: Config, tensors: Mapping[str, Tensor], keys: Sequence[str], name: str) -> Tree | None:
@@ -141,11 +144,23 @@ def _tree_of(config: Config, tensors: Mapping[str, Tensor], keys: Sequence[str],
     return tree
 
 
+def _offsets_of(config: Config, tensors: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """Return the offsets of the clusters in a model file, if it has them."""
+    offsets = tensors.get(OFFSETS)
+    if offsets is None:
+        return None
+    if offsets.shape != (config.clusters,) or offsets.dtype != torch.float32 or not offsets.isfinite().all():
+        raise UserError(f"run: the offsets of the clusters in {name} are damaged")
+    return offsets
+
+
 def model_tensors(method: Method) -> dict[str, Tensor]:
     """Return the tensors of the trained model, in host memory."""
     tensors = on_host(select(method.state_dict(), method.trained_tensors))
     for keys, tree in ((TREE, method.clustering.tree), (FINEST, method.clustering.finest)):
         tensors |= dict(zip(keys, tree, strict=True)) if tree else {}
+    if method.clustering.offsets is not None:
+        tensors[OFFSETS] = method.clustering.offsets
     return tensors
 
 

@@ -124,6 +124,8 @@ def balance(config: Config) -> str:
     constraint = config.constraint
     if config.answer == "tree":
         return "clusters may be of any size: they are merged from smaller ones"
+    if config.answer == "shifted":
+        return "clusters may differ in size: their borders follow the neighbors of the images"
     if constraint.kind == "size":
         at_least = f"every cluster has at least {constraint.lower:.0%} of an equal share"
         return at_least if constraint.upper is None else f"{at_least} and at most {constraint.upper:.0%}"
