@@ -138,13 +138,18 @@ def start(world: int, *words: str) -> list[subprocess.Popen[str]]:
 
 
 def run_job(job: str, folder: Path, first: Path) -> None:
-    """Do a job in a folder: ``CASE``, ``stop:CASE`` after one epoch, ``resume:CASE``, ``embed``, or ``secu …``."""
+    """Do a job in a folder: ``CASE``, ``stop:CASE`` after one epoch, ``resume:CASE``, ``embed``, or ``secu …``.
+
+    ``undo:selflabel`` trains, and returns to the first run's model.
+    """
     kind, _, name = job.rpartition(":")
     if kind in ("stop", "resume"):
         folder = folder / "stopped"
         folder.mkdir(exist_ok=True)
     if job == "embed":
         embed(folder)
+    elif kind == "undo":
+        undo(name, folder, first)
     elif job.startswith("secu "):
         app(shlex.split(job)[1:], standalone_mode=False)
     else:
@@ -152,6 +157,18 @@ def run_job(job: str, folder: Path, first: Path) -> None:
         session = run_case(name, folder, first, **options)
         states = {key: tensor.clone() for key, tensor in states_of(session).items()}
         torch.save(states, folder / f"{name}-{processes.rank()}.pt")
+
+
+def undo(name: str, folder: Path, first: Path) -> None:
+    """Self-label, and doubt the result."""
+    import pytest
+
+    session = run_case(name, folder / "undone", first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secu.methods.selflabel.doubts", lambda before, after: ["worse"])
+        session.conclude(session.images)
+    states = {key: tensor.clone() for key, tensor in session.method.encoder.state_dict().items()}
+    torch.save(states | {"kept": session.kept}, folder / f"undone-{processes.rank()}.pt")
 
 
 def embed(folder: Path) -> None:

@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 from secu.cluster.constraints import NO_LABEL
 from secu.cluster.losses import PADDING
 from secu.data import open_source
+from secu.registry import BACKBONES, CENTERS, CONSTRAINTS, METHODS, SOURCES
 from secu.results.reading import read_assignments
 from secu.train.run import Run
 
@@ -58,8 +59,11 @@ def accuracy_in(text):
 
 @pytest.fixture(scope="module")
 def parts():
-    """The names that each example defines; each is imported once, as a name can be registered only once."""
-    return {name: runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in ("constraint", "method", "source")}
+    """The names that each example defines; the parts that they register are forgotten afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        for registry in (CONSTRAINTS, CENTERS, BACKBONES, METHODS, SOURCES):
+            patch.setattr(registry, "_parts", dict(registry._parts))
+        yield {name: runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in ("constraint", "method", "source")}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -61,6 +61,7 @@ def commands(folder):
         "embed",
         f"secu fit {folder.parent / 'pictures'} -k 3 --from-scratch --out {folder / 'fit'} optim.epochs=2"
         " optim.batch_size=8 data.image_size=12 --device cpu",
+        "undo:selflabel",
         f"secu selflabel {folder / 'fit'} --out {folder / 'second'} optim.epochs=2 --device cpu",
         f"secu evaluate {folder / 'fit'} --device cpu",
         f"secu predict {folder / 'fit'} {folder.parent / 'array.npy'} -o {folder / 'out'}/ --device cpu",
@@ -152,6 +153,18 @@ def test_a_whole_run_of_two_processes_has_the_same_tables(alone, two, name):
         for column in ours.dtype.names:
             assert ours[column] == pytest.approx(theirs[column], abs=1e-5, nan_ok=True), column
     assert (two / name / "report.html").is_file()
+
+
+def test_all_processes_return_to_the_first_model(alone, two):
+    first = {name: tensor for name, tensor in Run.open(alone / "size").load_model().items() if "encoder" in name}
+    states = [torch.load(folder) for folder in (alone / "undone-0.pt", two / "undone-0.pt", two / "undone-1.pt")]
+    kept = [state.pop("kept") for state in states]
+    for state in states:
+        assert {f"encoder.{name}" for name in state} == set(first)
+        assert all(torch.equal(tensor, first[f"encoder.{name}"]) for name, tensor in state.items())
+    assert kept[0]["epoch"] is None
+    assert kept[0]["acc"] > 0
+    assert kept[1] == kept[2] == pytest.approx(kept[0])
 
 
 def test_predictions_in_a_folder_do_not_depend_on_who_wrote_them(alone, two):

@@ -156,8 +156,7 @@ def _finish(session: Session, test: Images | None, *, report: bool) -> Finished:
     if not session.finished:
         session.listener.ended()
         return Finished(run, session.epochs_done, session.seconds, None)
-    if processes.is_main():
-        session.conclude(test)
+    session.conclude(test)
     session.listener.busy("assigning all images")
     predictor = session.method.predictor()
     embeddings_ND = predictor.embed_together(session.images)

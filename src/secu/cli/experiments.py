@@ -138,9 +138,11 @@ def selflabel(
     if ran_out_of_time(finished):
         return
     outcome = finished.run.outcome()
-    console.print(comparison(outcome["before"], outcome["after"]))
+    rejected = outcome.get("rejected")
+    console.print(comparison(outcome["before"], rejected or outcome["after"]))
+    changed = f"{(rejected or outcome)['moved']:.1%} of the images changed their label"
     console.print(
-        f"{outcome['moved']:.1%} of the images changed their label; "
+        f"{changed}{', but the previous model is kept' if rejected else ''}; "
         f"finished in {finished.seconds:.0f} s: {finished.run.path}",
         soft_wrap=True,
     )

@@ -32,6 +32,7 @@ class Conclusion:
     summary: dict[str, Any] = field(default_factory=dict)  # written to outcome.json, with the warnings
     settings: dict[str, Any] = field(default_factory=dict)  # changes to the run's config that do not affect weights
     warnings: tuple[str, ...] = ()
+    restored: bool = False  # whether the method went back to the model of the run in init_from
 
 
 class Method(nn.Module):

@@ -1,4 +1,4 @@
-"""Outcome of self-labeling: how stable a model's labels are, its state, and warnings if the second one seems worse.
+"""Outcome of self-labeling: how stable a model's labels are, its state, and reasons to doubt the second model.
 
 Stability under random augmentation is a score that needs no true labels.
 """
@@ -16,7 +16,9 @@ from secu.data import Images
 from secu.methods.predictor import Predictor, batches_of, evaluation_mode, to_device
 from secu.views.augment import Augmentation
 
-WORSE = 0.1  # drop of the label-free score above which the user is warned
+# Drops above which the second model is not trusted (docs/lab/self-labeling.md).
+LESS_INFORMATION = 0.1
+LESS_AGREEMENT = 0.08
 
 
 class Consistency(NamedTuple):
@@ -97,18 +99,17 @@ def state_of(
     return state, predictions.cluster
 
 
-def worries(before: State, after: State) -> list[str]:
-    """Return warnings if the second model seems worse than the first, judged without true labels."""
-    warnings = []
-    if after.information < before.information - WORSE:
-        warnings.append(
-            "the clusters are less stable under random changes of the images (label-free score "
-            f"{before.information:.3f} before, {after.information:.3f} now): keep the previous run, or lower optim.lr"
+def doubts(before: State, after: State) -> list[str]:
+    """Return the reasons, without true labels, to believe that the second model is worse than the first."""
+    found = []
+    if after.information < before.information - LESS_INFORMATION:
+        found.append(f"the label-free score fell from {before.information:.3f} to {after.information:.3f}")
+    if after.agreement < before.agreement - LESS_AGREEMENT:
+        found.append(
+            "random views of an image are in its cluster less often than before "
+            f"({after.agreement:.1%}, {before.agreement:.1%} before)"
         )
     for cluster, (then, now) in enumerate(zip(before.sizes, after.sizes, strict=True)):
         if now < then / 2:
-            warnings.append(
-                f"cluster {cluster} fell from {then:,} to {now:,} images: "
-                "raise selflabel.smallest, or keep the previous run"
-            )
-    return warnings
+            found.append(f"cluster {cluster} fell from {then:,} to {now:,} images")
+    return found

@@ -2,8 +2,10 @@
 
 The label-free score of an epoch is the mutual information between the labels of images and of random views of them.
 Half of the views are drawn as in the previous run, half are strong views. The first kind alone would penalize every
-change of labels; the second alone would reward any label that is stable under strong augmentation. At the end, the
-mean confidence is calibrated to the agreement of the kind of views that agrees more.
+change of labels; the second alone would reward any label that is stable under strong augmentation.
+
+At the end, the run returns to the previous run's model if there are reasons to believe that its own is worse.
+Otherwise, its mean confidence is calibrated to an estimate of its accuracy (``estimate``).
 """
 
 import copy
@@ -19,7 +21,7 @@ from secu.config import Config
 from secu.data import Images, Shape
 from secu.methods.base import Conclusion, Method
 from secu.methods.confident import ConfidentLabels
-from secu.methods.outcome import Consistency, consistency, state_of, worries
+from secu.methods.outcome import Consistency, consistency, doubts, state_of
 from secu.methods.predictor import Predictor, choose
 from secu.nets.encoder import Encoder
 from secu.views.augment import Augmentation
@@ -35,6 +37,7 @@ class Lesson:
     """What the model learns from: the previous run's model and its cosines for all images."""
 
     images: Images
+    method: Method
     first: Predictor
     views: Augmentation  # the views that SeCu was trained with
     cosines_NK: Tensor
@@ -80,7 +83,7 @@ class SelfLabeling(Method):
         views = Augmentation(config.augment, config.data.mean, config.data.std, channels, (height, width))
         predictor = first.predictor()
         cosines_NK = predictor.compare(predictor.embed_together(images))
-        self.lesson = Lesson(images, predictor, views.to(self.device), cosines_NK)
+        self.lesson = Lesson(images, first, predictor, views.to(self.device), cosines_NK)
         if resumed:
             self._check_first_labels(config.loss.temperature)
             return
@@ -163,23 +166,41 @@ class SelfLabeling(Method):
         return Consistency(agreement, (usual.information + strong.information) / 2)
 
     def conclude(self, images: Images, scored: Images | None) -> Conclusion:
-        """Calibrate the confidence and summarize what changed."""
+        """Calibrate the confidence and summarize what changed, or return to the previous run's model."""
         first = self.lesson.first
         predictor = self.predictor()
         limit = self.settings.confidence
         seen_before = self._look(first, IMAGES_AT_END)
+        before, labels_N = state_of(first, seen_before, images, self.lesson.cosines_NK, scored, limit)
         seen = self._look(predictor, IMAGES_AT_END)
         cosines_NK = predictor.cosines(images)
-        predictor.temperature = round(find_temperature(cosines_NK, seen.agreement), 4)
-        before, labels_N = state_of(first, seen_before, images, self.lesson.cosines_NK, scored, limit)
+        predictor.temperature = round(find_temperature(cosines_NK, estimate(before.confidence, seen.agreement)), 4)
         after, new_labels_N = state_of(predictor, seen, images, cosines_NK, scored, limit)
         moved = float((new_labels_N != labels_N).float().mean())  # share of images whose label changed
-        warnings = tuple(worries(before, after))
+        reasons = doubts(before, after)
+        summary: dict[str, Any] = {"before": asdict(before), "after": asdict(after), "moved": moved}
+        warnings = tuple(f"{reason}: keep the previous run, or lower optim.lr" for reason in reasons)
+        restored = bool(reasons) and self.settings.keep_best
+        if restored:
+            self.start_from(self.lesson.method)
+            predictor = first
+            summary |= {"after": asdict(before), "moved": 0.0, "rejected": {**asdict(after), "moved": moved}}
+            warnings = (f"{'; '.join(reasons)}: self-labeling did not help, and the previous run's model is kept",)
         return Conclusion(
-            summary={"before": asdict(before), "after": asdict(after), "moved": moved, "warnings": warnings},
+            summary={**summary, "warnings": warnings},
             settings={"loss": {"confidence_temperature": predictor.temperature}},
             warnings=warnings,
+            restored=restored,
         )
+
+
+def estimate(confidence: float, agreement: float) -> float:
+    """Estimate a model's accuracy from the mean confidence of the previous run and the agreement of its own views.
+
+    The agreement alone is too high where clusters are not the classes: any model agrees with itself more often after
+    training on its own labels. So it counts for half at most, and for less if the previous run was not confident.
+    """
+    return confidence + min(confidence**2, 0.5) * (agreement - confidence)
 
 
 def values_of(encoder: Encoder) -> list[Tensor]:

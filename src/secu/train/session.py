@@ -225,8 +225,14 @@ class Session:
         self.run.write_record(facts)
 
     def conclude(self, test: Images | None) -> Conclusion:
-        """Let the method finish, and write its summary."""
-        conclusion = self.method.conclude(self.images, None if test is self.images else test)
+        """Let the method finish, and write its summary; of several processes, only the main one does."""
+        scored = None if test is self.images else test
+        conclusion = self.method.conclude(self.images, scored) if processes.is_main() else Conclusion()
+        if processes.agree(conclusion.restored):
+            collectives.copy_from_main(select(self.method.state_dict(), self.method.trained_tensors))
+            self.kept = {"epoch": None, **self.scores_on(test)}
+        if not processes.is_main():
+            return conclusion
         if conclusion.settings:
             self.run.save_model(MODEL, model_tensors(self.method))  # before the config refers to anything new in it
             self.amended = sorted(flatten(conclusion.settings))
