@@ -18,9 +18,10 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,15 +65,15 @@ def seeds_of(case: Case, runs: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix(before)) for path in runs.glob(f"{before}*.npz"))
 
 
-def train(case: Case, cache: Path, runs: Path, seed: int) -> None:
-    """Train the heads of a case, and keep their labels and the embeddings."""
+def train(case: Case, cache: Path, runs: Path, seed: int, more: Mapping[str, Any] | None = None) -> None:
+    """Train the heads of a case, with other settings if any are given, and keep their labels and the embeddings."""
     path = run_of(case, runs, seed)
     if path.exists():
         return
     inputs, targets = inputs_of(case, cache)
     heads = RANGE.heads(len(inputs))
     middle = RANGE.middle()
-    settings = {"seed": seed, "heads": heads, "head": middle, "answer": "head"}
+    settings = {"seed": seed, "heads": heads, "head": middle, "answer": "head", **(more or {})}
     encoder = SCRATCH if case.is_scratch else None
     began = time.monotonic()
     with TemporaryDirectory() as folder:
