@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from choose_k_cases import CASES, Case, embed, inputs_of, store
-from choose_k_scores import other_scores
+from choose_k_scores import SEEDS, agreement_of_seeds, other_scores
 from choose_k_tables import RANGE, Row, guide_tables, is_close, tables
 from defaults import checked_out, hardware
 from results import KEPT, ROOT, with_table
@@ -111,6 +111,10 @@ def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
     choice = compare_sizes(heads, labels, tree, points, seed)
     low, high = choice.plausible
     others = other_scores(choice, labels, embeddings, points, seed)
+    more = [number for number in seeds_of(case, runs) if number != seed]
+    if more:
+        with np.load(run_of(case, runs, more[0])) as kept:
+            others[SEEDS] = agreement_of_seeds(run["labels"], kept["labels"])
     size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
     cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
     return {

@@ -68,7 +68,8 @@ def measure_setting(case: Case, name: str, cache: Path) -> Row:
     with np.load(run_of(case, runs, SEED)) as kept:
         filled = [len(np.unique(labels)) for labels in kept["labels"]]
         finest = int(kept["heads"][-1])
-    return row | {"setting": name, "filled": filled, "finest": finest, "filled_close": is_close(filled[-1], case.groups)}
+    close = is_close(filled[-1], case.groups)
+    return row | {"setting": name, "filled": filled, "finest": finest, "filled_close": close}
 
 
 def merge(rows: Sequence[Row], made: Mapping[str, Any]) -> None:
