@@ -107,7 +107,7 @@ def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
     heads = run["heads"].tolist()
     labels = list(torch.from_numpy(run["labels"]).long())
     points = points_of(case, embeddings, cache)
-    tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
+    tree = grow_tree(embeddings, labels[-1], len(heads) - 1) if len(labels[-1].unique()) > 1 else None
     choice = compare_sizes(heads, labels, tree, points, seed)
     low, high = choice.plausible
     others = other_scores(choice, labels, embeddings, points, seed)
@@ -116,7 +116,7 @@ def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
         with np.load(run_of(case, runs, more[0])) as kept:
             others[SEEDS] = agreement_of_seeds(run["labels"], kept["labels"])
     size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
-    cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
+    cut = labels[-1] if tree is None else relabeled(labels[-1], tree, min(size, len(tree.leaves)))
     return {
         "case": case.name,
         "seed": seed,
