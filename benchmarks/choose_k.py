@@ -99,8 +99,8 @@ def points_of(case: Case, embeddings: Tensor, cache: Path) -> Tensor:
     return views.plain(vectors)
 
 
-def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
-    """Return what a run says about a case, what other scores would say, and how good heads and cuts are."""
+def measure(case: Case, cache: Path, runs: Path, seed: int, *, compared: bool = True) -> Row:
+    """Return what a run says about a case, what other scores would say if compared, and how good heads and cuts are."""
     with np.load(run_of(case, runs, seed)) as kept:
         run = dict(kept)
     embeddings = F.normalize(torch.from_numpy(run["embeddings"]).float(), dim=-1)
@@ -110,8 +110,8 @@ def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
     tree = grow_tree(embeddings, labels[-1], len(heads) - 1) if len(labels[-1].unique()) > 1 else None
     choice = compare_sizes(heads, labels, tree, points, seed)
     low, high = choice.plausible
-    others = other_scores(choice, labels, embeddings, points, seed)
-    more = [number for number in seeds_of(case, runs) if number != seed]
+    others = other_scores(choice, labels, embeddings, points, seed) if compared else {}
+    more = [number for number in seeds_of(case, runs) if compared and number != seed]
     if more:
         with np.load(run_of(case, runs, more[0])) as kept:
             others[SEEDS] = agreement_of_seeds(run["labels"], kept["labels"])
