@@ -12,8 +12,10 @@ from sklearn.metrics import adjusted_rand_score, cohen_kappa_score
 from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
+from secu.cluster.offsets import find_offsets
+from secu.config import LossConfig
 from secu.methods.answer import disagreement, information
-from secu.methods.number import Choice, principal, silhouette
+from secu.methods.number import EMPTY, Choice, principal, silhouette
 from secu.views.neighbors import find_neighbors
 
 NEIGHBORS = 20
@@ -34,6 +36,7 @@ def other_scores(
         free = KMeans(size, n_init=2, random_state=seed).fit_predict(unit.numpy())
         row = {
             "heads, on embeddings": silhouette(found, label),
+            "shifted": shifted_silhouette(unit, embeddings, label, size),
             "k-means": silhouette(unit, torch.from_numpy(free).long()),
             "information": information(label, near, size),
             "neighbors": 1 - disagreement(label, near),
@@ -46,6 +49,19 @@ def other_scores(
             scores.setdefault(name, []).append(value)
     strong = [size if value >= STRONG else value for size, value in zip(choice.sizes, scores[STRENGTH], strict=True)]
     return scores | {STRENGTH: strong}  # the largest number that is strong enough, if there is one
+
+
+def shifted_silhouette(unit: Tensor, embeddings: Tensor, label: Tensor, size: int) -> float:
+    """Return the silhouette after the borders of clusters are moved, so that these may differ in size.
+
+    Offsets are found as for ``answer=shifted``, from the neighbors among the unit vectors, but centers are the means of
+    the embeddings of the clusters.
+    """
+    sums = torch.zeros(size, embeddings.shape[1]).index_add_(0, label, embeddings)
+    cosines = embeddings @ F.normalize(sums, dim=-1).T
+    near = find_neighbors(unit.float(), NEIGHBORS).of(torch.arange(len(unit)))
+    moved = (cosines + find_offsets(cosines, near, LossConfig().temperature)).argmax(-1)
+    return silhouette(unit, moved) if len(moved.unique()) == size else EMPTY
 
 
 def agreement_of_seeds(labels: NDArray[np.uint8], others: NDArray[np.uint8]) -> list[float]:
