@@ -250,3 +250,29 @@ def test_the_tables_are_those_of_the_kept_results(choose_k, tables):
     guide = choose_k.GUIDE.read_text()
     assert f"{choose_k.BEGIN}{answers}{choose_k.END}" in guide
     assert f"{choose_k.BEGIN_CUTS}{cuts}{choose_k.END}" in guide
+
+
+@pytest.fixture
+def weaker(choose_k):
+    import choose_k_settings
+
+    return choose_k_settings
+
+
+def test_a_setting_is_trained_and_clusters_with_images_are_counted(choose_k, weaker, monkeypatch, tmp_path):
+    monkeypatch.setattr("choose_k_cases.BLOB_IMAGES", 60)
+    monkeypatch.setattr("choose_k.RANGE", Range(2, 4))
+    case = choose_k.Case("blobs", 3, seed=1, distance=2.0)
+    row = weaker.measure_setting(case, "entropy-0.005", tmp_path)
+    assert (tmp_path / "runs-entropy-0.005").is_dir()
+    assert len(row["filled"]) == len(row["sizes"]) + 1
+    assert max(row["filled"]) <= row["finest"]
+    assert weaker.settings_of("entropy-0.03", 200) == {"constraint": {"kind": "entropy", "alpha": 6.0}}
+    assert weaker.settings_of("size-0.3", 200)["constraint"]["lower"] == 0.3
+    assert weaker.settings_of("default", 200) == {}
+
+
+def test_the_table_of_settings_is_that_of_the_kept_results(weaker):
+    rows = json.loads(weaker.RESULT.read_text())["rows"]
+    assert all(row["commit"] for row in rows)
+    assert f"{weaker.BEGIN}{weaker.table(rows)}{weaker.END}" in weaker.DOC.read_text()
