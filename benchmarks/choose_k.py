@@ -18,15 +18,16 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from choose_k_cases import CASES, Case, embed, inputs_of, store
-from choose_k_scores import other_scores
+from choose_k_scores import SEEDS, agreement_of_seeds, other_scores
 from choose_k_tables import RANGE, Row, guide_tables, is_close, tables
 from defaults import checked_out, hardware
 from results import KEPT, ROOT, with_table
@@ -64,15 +65,15 @@ def seeds_of(case: Case, runs: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix(before)) for path in runs.glob(f"{before}*.npz"))
 
 
-def train(case: Case, cache: Path, runs: Path, seed: int) -> None:
-    """Train the heads of a case, and keep their labels and the embeddings."""
+def train(case: Case, cache: Path, runs: Path, seed: int, more: Mapping[str, Any] | None = None) -> None:
+    """Train the heads of a case, with other settings if any are given, and keep their labels and the embeddings."""
     path = run_of(case, runs, seed)
     if path.exists():
         return
     inputs, targets = inputs_of(case, cache)
     heads = RANGE.heads(len(inputs))
     middle = RANGE.middle()
-    settings = {"seed": seed, "heads": heads, "head": middle, "answer": "head"}
+    settings = {"seed": seed, "heads": heads, "head": middle, "answer": "head", **(more or {})}
     encoder = SCRATCH if case.is_scratch else None
     began = time.monotonic()
     with TemporaryDirectory() as folder:
@@ -98,20 +99,24 @@ def points_of(case: Case, embeddings: Tensor, cache: Path) -> Tensor:
     return views.plain(vectors)
 
 
-def measure(case: Case, cache: Path, runs: Path, seed: int) -> Row:
-    """Return what a run says about a case, what other scores would say, and how good heads and cuts are."""
+def measure(case: Case, cache: Path, runs: Path, seed: int, *, compared: bool = True) -> Row:
+    """Return what a run says about a case, what other scores would say if compared, and how good heads and cuts are."""
     with np.load(run_of(case, runs, seed)) as kept:
         run = dict(kept)
     embeddings = F.normalize(torch.from_numpy(run["embeddings"]).float(), dim=-1)
     heads = run["heads"].tolist()
     labels = list(torch.from_numpy(run["labels"]).long())
     points = points_of(case, embeddings, cache)
-    tree = grow_tree(embeddings, labels[-1], len(heads) - 1)
+    tree = grow_tree(embeddings, labels[-1], len(heads) - 1) if len(labels[-1].unique()) > 1 else None
     choice = compare_sizes(heads, labels, tree, points, seed)
     low, high = choice.plausible
-    others = other_scores(choice, labels, embeddings, points, seed)
+    others = other_scores(choice, labels, embeddings, points, seed) if compared else {}
+    more = [number for number in seeds_of(case, runs) if compared and number != seed]
+    if more:
+        with np.load(run_of(case, runs, more[0])) as kept:
+            others[SEEDS] = agreement_of_seeds(run["labels"], kept["labels"])
     size = min(choice.sizes, key=lambda number: (abs(math.log(number / case.groups)), number))
-    cut = relabeled(labels[-1], tree, min(size, len(tree.leaves)))
+    cut = labels[-1] if tree is None else relabeled(labels[-1], tree, min(size, len(tree.leaves)))
     return {
         "case": case.name,
         "seed": seed,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from choose_k_cases import SCRATCH
-from choose_k_scores import STRENGTH
+from choose_k_scores import SEEDS, STRENGTH
 from results import percent
 
 from secu.apps.ranges import Range
@@ -28,8 +28,12 @@ OTHERS = {
     "the rule": "silhouette of heads, on vectors (the rule)",
     "cuts": "silhouette of cuts of the tree, on vectors",
     "heads, on embeddings": "silhouette of heads, on embeddings",
+    "shifted": "silhouette of heads with moved borders, on vectors",
     "k-means": "silhouette of k-means, on vectors",
     "information": "mutual information of neighbors' labels, as a share of log K",
+    "neighbors": "agreement of neighbors' labels (Cohen's κ)",
+    "probes": "agreement of a head with a linear classifier that learned it on the other half (Cohen's κ)",
+    SEEDS: "agreement of the heads of two seeds (ARI)",
     "agreement with k-means": "agreement of a head with k-means (ARI)",
     "coding length": "coding length of heads, on vectors (round Gaussians, BIC)",
     STRENGTH: "prediction strength of k-means on halves, on vectors (largest number of at least 0.8)",
@@ -129,12 +133,15 @@ def case_table(rows: list[Row]) -> list[str]:
 
 
 def score_table(rows: list[Row]) -> list[str]:
-    """Return how often the best number by each score is close to the true one."""
+    """Return how often the best number by each score is close to the true one, among the runs that have the score."""
     lines = ["| recommended within 25%, by | choice | other |", "|---|---|---|"]
     for name, title in OTHERS.items():
+        known = [row for row in rows if name == "the rule" or name in row["others"]]
+        if not known:
+            continue
         parts = []
         for part in PARTS:
-            chosen = [row for row in rows if row["part"] == part]
+            chosen = [row for row in known if row["part"] == part]
             found = [row["recommended"] if name == "the rule" else row["others"][name] for row in chosen]
             hits = sum(is_close(size, row["groups"]) for size, row in zip(found, chosen, strict=True))
             parts.append(f"{hits} of {len(chosen)}")

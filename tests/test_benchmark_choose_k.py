@@ -68,7 +68,7 @@ def test_blobs_are_trained_and_measured(choose_k, tables, monkeypatch, tmp_path,
     if not uneven:
         assert row["recommended"] == 3
         assert min(row["acc_head"], row["acc_cut"]) > 0.9
-    assert row["others"].keys() == tables.OTHERS.keys() - {"the rule"}
+    assert row["others"].keys() == tables.OTHERS.keys() - {"the rule", tables.SEEDS}
 
 
 @pytest.fixture
@@ -106,6 +106,32 @@ def test_prediction_strength_counts_pairs_that_stay_together(scores):
             shares.append(np.mean([predicted[a] == predicted[b] for a, b in pairs]) if pairs else 0.0)
         worst.append(min(shares))
     assert scores.strength_of(points, 3, 0) == pytest.approx(np.mean(worst))
+
+
+def test_a_probe_finds_separate_clusters_on_the_other_half_and_random_ones_by_chance_alone(scores):
+    numbers = np.random.default_rng(0)
+    label = np.arange(200) % 4
+    points = np.eye(4)[label] + 0.05 * numbers.standard_normal((200, 4))
+    assert scores.probe_across_halves(points, label, 0) > 0.99
+    assert abs(scores.probe_across_halves(points, numbers.permutation(label), 0)) < 0.15
+    assert scores.probe_across_halves(points, np.zeros(200, int), 0) == 0
+
+
+def test_seeds_are_compared_whatever_their_clusters_are_called(scores):
+    labels = np.array([[0, 0, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3]], np.uint8)
+    others = np.array([[1, 1, 0, 0], [0, 0, 1, 2], [3, 2, 1, 0]], np.uint8)
+    same, different = scores.agreement_of_seeds(labels, others)
+    assert same == 1
+    assert different < 0.5
+
+
+def test_runs_without_a_score_are_not_counted_for_it(tables):
+    known = dict.fromkeys(tables.OTHERS, 8)
+    missing = {name: 8 for name in tables.OTHERS if name != "probes"}
+    lines = tables.score_table([row("a", 0, 8, others=known), row("b", 0, 8, others=missing)])
+    found = {line.split(" | ")[0]: line.split(" | ")[2] for line in lines[2:]}
+    assert found["| " + tables.OTHERS["neighbors"]] == "2 of 2 |"
+    assert found["| " + tables.OTHERS["probes"]] == "1 of 1 |"
 
 
 def row(case, seed, recommended, **more):
@@ -224,3 +250,29 @@ def test_the_tables_are_those_of_the_kept_results(choose_k, tables):
     guide = choose_k.GUIDE.read_text()
     assert f"{choose_k.BEGIN}{answers}{choose_k.END}" in guide
     assert f"{choose_k.BEGIN_CUTS}{cuts}{choose_k.END}" in guide
+
+
+@pytest.fixture
+def weaker(choose_k):
+    import choose_k_settings
+
+    return choose_k_settings
+
+
+def test_a_setting_is_trained_and_clusters_with_images_are_counted(choose_k, weaker, monkeypatch, tmp_path):
+    monkeypatch.setattr("choose_k_cases.BLOB_IMAGES", 60)
+    monkeypatch.setattr("choose_k.RANGE", Range(2, 4))
+    case = choose_k.Case("blobs", 3, seed=1, distance=2.0)
+    row = weaker.measure_setting(case, "entropy-0.005", tmp_path)
+    assert (tmp_path / "runs-entropy-0.005").is_dir()
+    assert len(row["filled"]) == len(row["sizes"]) + 1
+    assert max(row["filled"]) <= row["finest"]
+    assert weaker.settings_of("entropy-0.03", 200) == {"constraint": {"kind": "entropy", "alpha": 6.0}}
+    assert weaker.settings_of("size-0.3", 200)["constraint"]["lower"] == 0.3
+    assert weaker.settings_of("default", 200) == {}
+
+
+def test_the_table_of_settings_is_that_of_the_kept_results(weaker):
+    rows = json.loads(weaker.RESULT.read_text())["rows"]
+    assert all(row["commit"] for row in rows)
+    assert f"{weaker.BEGIN}{weaker.table(rows)}{weaker.END}" in weaker.DOC.read_text()

@@ -170,6 +170,17 @@ def test_a_head_with_empty_clusters_is_not_recommended():
     assert choice.recommended == 2
 
 
+def test_if_all_heads_have_empty_clusters_no_number_is_said_to_separate_the_images():
+    points = groups(20, 20)
+    one = torch.zeros(40, dtype=torch.long)
+    choice = compare_sizes((2, 3, 9), [one, one, one], None, points)
+    assert choice.recommended == 2
+    assert choice.reasons() == (
+        "no number of clusters can be recommended; 2 is reported",
+        "of 2 numbers tried from 2 to 3, every one left clusters without images",
+    )
+
+
 def test_many_images_are_sampled(monkeypatch):
     points = groups(*[60] * 4)
     labels = [AgglomerativeClustering(size).fit_predict(points.numpy()) for size in (3, 4, 6, 9)]

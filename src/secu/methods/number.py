@@ -64,6 +64,11 @@ class Choice(NamedTuple):
         low, high = self.plausible
         best = max(self.scores)
         between = f"from {self.sizes[0]} to {self.sizes[-1]}"
+        if best == EMPTY:
+            return (
+                f"no number of clusters can be recommended; {self.recommended} is reported",
+                f"of {len(self.sizes)} numbers tried {between}, every one left clusters without images",
+            )
         reasons = [
             f"{low} to {high} clusters are plausible; {self.recommended} is recommended"
             if low < high

@@ -1,8 +1,9 @@
 """The results of a finished run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +14,7 @@ from secu.methods.predictor import Predictions
 from secu.results.duplicates import is_searched, kept_images
 from secu.results.hashes import Ints
 from secu.results.leaves import Leaves
-from secu.results.words import suggest_names
+from secu.results.words import captions_of, suggest_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,14 @@ class Results:
 
     @cached_property
     def suggestions(self) -> list[list[str]]:
-        """Words that set each cluster apart, from file names, folders and the columns of the source; may be empty."""
-        return suggest_names(self.ids, self.images.columns, self.predictions.cluster.cpu().numpy(), len(self.centers))
+        """Words that set each cluster apart, from file names, folders, columns and captions; may be empty."""
+        return suggest_names(self.ids, self.texts, self.predictions.cluster.cpu().numpy(), len(self.centers))
+
+    @cached_property
+    def texts(self) -> Mapping[str, Sequence[Any]]:
+        """Text that names are suggested from, besides the ids: columns of the source, and captions in image files."""
+        captions = captions_of(self.images)
+        return {**self.images.columns, "caption in the file": captions} if any(captions) else self.images.columns
 
     @cached_property
     def kept(self) -> Ints | None:

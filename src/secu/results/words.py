@@ -1,4 +1,4 @@
-"""Suggested names: the words in file names, folders, captions and other columns that set a cluster apart.
+"""Suggested names: the words in file names, folders, columns and captions that set a cluster apart.
 
 Words are ranked by class-based TF-IDF: a cluster counts as one document, so a word scores high if many images of the
 cluster have it and few others do. Counters and words that all clusters share ("IMG", "photo") are never suggested.
@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from secu.data import Images
+from secu.data.decoding.captions import read_caption
+from secu.data.sources.base import FileSource
+
 SUGGESTED = 3  # words per cluster
 LEAST_IMAGES = 3  # images of a cluster that have the word
 LEAST_SHARE = 0.2  # of its images
@@ -21,6 +25,7 @@ WORD = r"[^\W\d_]{3,40}"  # letters of any script
 MOST_WORDS = 20_000  # the most frequent ones are compared
 MOST_IMAGES = 200_000  # a sample of more
 MOST_TEXT = 2_000  # characters per image that are read
+MOST_FILES = 20_000  # images whose files are opened for their captions; of more, none
 
 Ints = NDArray[np.int64]
 
@@ -44,6 +49,17 @@ def suggest_names(
         row = inside_KW[[cluster]]
         found.append([words[w] for w in _best(row.indices, row.data, total_W, size, sizes_K)])
     return found
+
+
+def captions_of(images: Images) -> list[str]:
+    """Return the caption that each image file contains, empty where there is none; no list if they are not read.
+
+    Only files on disk are opened: to read those in an archive again takes too long.
+    """
+    source = images.source
+    if not isinstance(source, FileSource) or len(images) > MOST_FILES:
+        return []
+    return [read_caption(source.paths[number]) for number in images.numbers]
 
 
 def _best(word_V: Ints, inside_V: Ints, total_W: Ints, size: int, sizes_K: Ints) -> list[int]:

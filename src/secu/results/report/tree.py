@@ -44,7 +44,7 @@ def tree_content(results: Results, shown: Sequence[int]) -> tuple[dict[str, Any]
     cosine_N = floats(found.cosine)
     members = members_of(ints(found.leaf), len(found.centers))
     exemplars = choose_exemplars(members, cosine_N, pool_N)
-    words = suggest_names(results.ids, results.images.columns, ints(found.leaf), len(found.centers))
+    words = suggest_names(results.ids, results.texts, ints(found.leaf), len(found.centers))
     parts = part_columns(results, split, pool_N)
     tree = {
         "merges": ints(found.tree.linkage[:, :2]).tolist(),
