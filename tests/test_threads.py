@@ -1,5 +1,6 @@
 """Threads: none runs while Python exits, however often Ctrl-C is pressed."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -49,3 +50,12 @@ def test_calls_that_have_started_are_waited_for_and_all_others_canceled():
     assert goes_on.is_set()
     assert [future.cancelled() for future in futures] == [False, True, True]
     assert futures[0].result() is None
+
+
+def test_the_estimator_shortens_busy_waiting_before_torch_is_imported():
+    code = "import os, sys, secu; assert 'torch' not in sys.modules; secu.SeCu; print(os.environ['GOMP_SPINCOUNT'])"
+    for given, expected in ((None, "10000"), ("7", "7")):
+        variables = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        variables |= {} if given is None else {"GOMP_SPINCOUNT": given}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=variables)
+        assert (done.stdout, done.stderr) == (f"{expected}\n", "")
