@@ -175,7 +175,7 @@ def test_train_leaves_a_run_folder_and_prints_where(finished):
     last = Run.open(path).metrics()[-1]
     losses = r"loss \d\.\d+  center loss \d\.\d+"
     scores = r"ACC .*  NMI .*  ARI .*"
-    assert re.fullmatch(rf"epoch +2  {losses}  clusters [\d,]+ to [\d,]+  {scores}  .* s", lines[-5])
+    assert re.fullmatch(rf"epoch +2 of 2  {losses}  clusters [\d,]+ to [\d,]+  {scores}  .* s", lines[-5])
     assert f"ACC {last['acc']:.4f}" in lines[-5]
     assert lines[-4:-1] == ["assigning all images", "writing the tables", "writing the report"]
     assert re.fullmatch(rf"finished in \d+ s: {re.escape(str(path))}", lines[-1])  # also a long path stays whole

@@ -1,6 +1,7 @@
 """What a person sees while a command works: bars in a terminal, a few lines in a log."""
 
 import io
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -83,9 +84,11 @@ def test_the_first_line_names_device_and_engine():
     with ConsoleListener(log, "seed 3: ") as listener:
         start(listener)
         start(listener, epochs_done=1)
+        start(listener, epochs_done=2)
     assert log.file.getvalue().splitlines() == [
         "seed 3: training on cpu, engine eager",
-        "seed 3: training on cpu, engine eager, resumed after 1 epochs",
+        "seed 3: training on cpu, engine eager, resumed after 1 epoch",
+        "seed 3: training on cpu, engine eager, resumed after 2 epochs",
     ]
 
 
@@ -101,14 +104,25 @@ def test_the_bar_moves_by_steps_and_by_epochs():
         assert task.fields["note"] == "loss 1.000  center loss 0.250  clusters 3 to 5,000"
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_narrow_terminal_shortens_the_losses_but_never_the_times(width):
+    terminal = screen(True, width)
+    with ConsoleListener(terminal) as listener:
+        start(listener, epochs=1_000, epochs_done=99)
+        listener.epoch_ended(EPOCH | {"epoch": 99}, LOSSES)
+    line = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.file.getvalue()).rstrip().splitlines()[-1]
+    assert re.search(r" 100/1000 loss.* 0:00:00 left -:--:--$", line)
+    assert ("loss 1.000  center loss 0.250  clusters 3 to 5,000 0:00:00" in line) is (width == 200)
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_score_is_a_line(terminal):
     shown = screen(terminal)
     with ConsoleListener(shown, "seed 1: ") as listener:
         start(listener)
         listener.epoch_ended(EPOCH | {"acc": 0.5, "nmi": 0.25, "ari": 0.125}, LOSSES)
-    line = "seed 1: epoch    1  loss 1.000  center loss 0.250  clusters 3 to 5,000  ACC 0.5000  NMI 0.2500  ARI 0.1250"
-    assert f"{line}  1.0 s" in shown.file.getvalue()
+    line = "seed 1: epoch    1 of 2  loss 1.000  center loss 0.250  clusters 3 to 5,000"
+    assert f"{line}  ACC 0.5000  NMI 0.2500  ARI 0.1250  1.0 s" in shown.file.getvalue()
 
 
 def test_a_log_has_a_line_for_the_first_and_the_last_epoch_and_now_and_then(clock):
@@ -122,12 +136,24 @@ def test_a_log_has_a_line_for_the_first_and_the_last_epoch_and_now_and_then(cloc
     assert lines == ["1", "5", "9", "10"]
 
 
+def test_a_log_says_how_much_longer_training_takes_at_the_speed_since_the_first_epoch(clock):
+    log = screen(False)
+    with ConsoleListener(log) as listener:
+        start(listener, epochs=10, epochs_done=4)
+        for epoch in range(4, 10):
+            clock.seconds += 400 if epoch == 4 else 40
+            listener.epoch_ended(EPOCH | {"epoch": epoch}, LOSSES)
+    ends = [line.partition("5,000  ")[2] for line in log.file.getvalue().splitlines()[1:]]
+    left = ["3 minutes", "2 minutes", "80 seconds", "40 seconds"]
+    assert ends == ["1.0 s", *(f"1.0 s, about {time} left" for time in left), "1.0 s"]
+
+
 def test_a_terminal_has_no_line_for_an_epoch_without_a_score():
     terminal = screen(True)
     with ConsoleListener(terminal) as listener:
         start(listener)
         listener.epoch_ended(EPOCH, LOSSES)
-    assert "epoch    1" not in terminal.file.getvalue()
+    assert "epoch    1 of 2" not in terminal.file.getvalue()
 
 
 # After training

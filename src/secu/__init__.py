@@ -22,6 +22,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from secu.base.threads import wait_briefly
+
+    wait_briefly()
     return import_module("secu.estimator").SeCu
 
 

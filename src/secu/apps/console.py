@@ -5,13 +5,25 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.status import Status
+from rich.table import Column
+from rich.text import Text
 
 from secu.apps.fit import Prepared
 from secu.base.names import printable
 from secu.train.listener import Listener
 
+BAR_WIDTH = 12  # of the bar of epochs, whose line also has losses and times
 LINE_SECONDS = 30  # minimum time between two progress lines when the output is not a terminal
 
 
@@ -29,12 +41,19 @@ class ConsoleListener(Listener):
         self.status: Status | None = None
         self.last_line = 0.0
         hidden = not (bar and console.is_terminal)
-        columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), *remaining())
         self.reading_bar = Progress(*columns, console=console, transient=True, disable=hidden)
         self.reading_task = self.reading_bar.add_task("", total=None)
-        count = (TextColumn("epoch"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self.bar = Progress(*count, *times, console=console, transient=True, disable=hidden)
+        count = (TextColumn("epoch"), BarColumn(BAR_WIDTH), MofNCompleteColumn(table_column=whole()))
+        times = (TimeElapsedColumn(table_column=whole()), *remaining())
+        self.bar = Progress(
+            *count,
+            NoteColumn("{task.fields[note]}", table_column=Column()),
+            *times,
+            console=console,
+            transient=True,
+            disable=hidden,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -59,12 +78,13 @@ class ConsoleListener(Listener):
 
     def started(self, *, engine: str, device: str, epochs: int, epochs_done: int, steps: int) -> None:
         """Print the device and the engine, and show the bar."""
-        again = f", resumed after {epochs_done} epochs" if epochs_done else ""
+        again = f", resumed after {epochs_done} epoch{'s' * (epochs_done > 1)}" if epochs_done else ""
         self.console.print(f"{self.name}training on {device}, engine {engine}{again}")
         self.reading_bar.stop()
         self.bar.start()
         self.steps = steps
         self.epochs = epochs
+        self.first: tuple[int, float] | None = None
         self.last_line = 0.0
         self.task = self.bar.add_task("", total=epochs, completed=epochs_done, note="")
 
@@ -78,13 +98,27 @@ class ConsoleListener(Listener):
         if "smallest" in record:
             note += f"  clusters {record['smallest']:,} to {record['largest']:,}"
         self.bar.update(self.task, completed=record["epoch"] + 1, note=note)
+        left = self._left(record["epoch"] + 1)
         recent = time.monotonic() - self.last_line < LINE_SECONDS and record["epoch"] + 1 < self.epochs
         if "acc" not in record and (self.console.is_terminal or recent):
             return
         scores = "".join(f"  {name.upper()} {record[name]:.4f}" for name in ("acc", "nmi", "ari") if name in record)
-        line = f"{self.name}epoch {record['epoch'] + 1:4d}  {note}{scores}  {record['seconds']:.1f} s"
+        count = f"{self.name}epoch {record['epoch'] + 1:4d} of {self.epochs}"
+        line = f"{count}  {note}{scores}  {record['seconds']:.1f} s{left}"
         self.console.print(line, highlight=False, soft_wrap=True)
         self.last_line = time.monotonic()
+
+    def _left(self, done: int) -> str:
+        """Return how long the remaining epochs will take, for a log; in a terminal, the bar shows this.
+
+        The first epoch of a process is not counted, because it includes the start.
+        """
+        now = time.monotonic()
+        self.first = self.first or (done, now)
+        first, began = self.first
+        if self.console.is_terminal or done in (first, self.epochs):
+            return ""
+        return f", about {duration((now - began) * (self.epochs - done) / (done - first))} left"
 
     def busy(self, what: str) -> None:
         """Replace the bar with a status line for the work after the last epoch."""
@@ -136,6 +170,27 @@ def show_plan(console: Console, prepared: Prepared, *, reasons: bool) -> None:
     if plan.hopeless:
         advice = "use a GPU, smaller images (data.image_size) or fewer images"
         console.print(f"this would take too long here: {advice}", soft_wrap=True)
+
+
+def remaining() -> tuple[ProgressColumn, ProgressColumn]:
+    """Return the columns of a bar that show how long the rest will take."""
+    return TextColumn("left"), TimeRemainingColumn(table_column=whole())
+
+
+def whole() -> Column:
+    """Return a column that is never shortened."""
+    return Column(no_wrap=True)
+
+
+class NoteColumn(TextColumn):
+    """A text in a single line, which is shortened first if a terminal is narrow: the times must stay readable."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text."""
+        text = super().render(task)
+        text.no_wrap = True
+        text.overflow = "ellipsis"
+        return text
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from secu.base import processes
 from secu.base.errors import UserError
+from secu.base.threads import finish
 from secu.data import Skipped, Source, VectorSource, decoded_in_batches, input_shape, needs_decoding, shape_of
 from secu.methods.predictor import Predictions, batch_size, best_two
 from secu.results.reading import read_limits
@@ -144,13 +145,13 @@ def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
     and ``batches`` is never closed because the thread may still be using it.
     """
     thread = ThreadPoolExecutor(1)
+    pending = thread.submit(next, batches, None)
     try:
-        pending = thread.submit(next, batches, None)
         while (batch := pending.result()) is not None:
             pending = thread.submit(next, batches, None)
             yield batch
     finally:
-        thread.shutdown()
+        finish(thread, [pending])
 
 
 def limits_of(run: Run) -> Tensor:

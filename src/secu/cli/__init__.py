@@ -17,6 +17,7 @@ import typer
 from secu.base import processes
 from secu.base.errors import UserError, shortened
 from secu.base.names import printable
+from secu.base.threads import wait_briefly
 from secu.cli import experiments, exports, extras, own
 from secu.cli.app import app, invocation, parse_time, show_only_errors
 from secu.train.signals import STOPPING
@@ -37,9 +38,7 @@ class Interrupted(KeyboardInterrupt):
 
 def main() -> NoReturn:
     """Run the program and turn exceptions into a one-line message and an exit code."""
-    # OpenMP threads of torch busy-wait for each other. A shorter wait costs nothing on an idle CPU; when another
-    # program occupies one of two cores, a step takes 0.24 s instead of 1.1 s. Read when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    wait_briefly()
     invocation.debug = False
     received = _watch_signals()
     if sys.unraisablehook is sys.__unraisablehook__:

@@ -1,6 +1,7 @@
 """Commands for your own images: fit, report, embed, predict, sort, tree."""
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,7 @@ def fit(
     from secu.settings import merge, parse_overrides
     from secu.train.run import Run
 
+    began = time.monotonic()
     limit = parse_time(time_limit)
     if overrides and os.path.exists(overrides[0]):  # the shell expanded a pattern such as *.png
         raise UserError(f"source: expected one source, also got {overrides[0]!r}; put a glob pattern in quotes")
@@ -73,11 +75,11 @@ def fit(
     with progress:
         finished = run_fit(prepared, path, resume=resume, force=force, time_limit=limit, listener=listener)
     if not ran_out_of_time(finished):
-        _show_results(finished)
+        _show_results(finished, time.monotonic() - began)
 
 
-def _show_results(finished: "Finished") -> None:
-    """Print the results of a finished fit: reasons for the number of clusters, hints, images left out, and scores."""
+def _show_results(finished: "Finished", seconds: float) -> None:
+    """Print the results of a finished fit: reasons for the number of clusters, hints, images left out, scores, time."""
     results = finished.results
     assert results is not None
     path = finished.run.path
@@ -91,7 +93,7 @@ def _show_results(finished: "Finished") -> None:
         console.print(f"images left out: {left_out:,}, see {path / 'skipped.csv'}", soft_wrap=True)
     if results.scores is not None:
         console.print("".join(f"{name.upper()} {value:.4f}  " for name, value in results.scores._asdict().items()))
-    console.print(f"finished in {finished.seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
+    console.print(f"finished in {seconds:.0f} s; open {path / 'report.html'}", soft_wrap=True)
 
 
 def name_of(source: str) -> str:
@@ -171,6 +173,9 @@ def predict(
             skipped = predict_source(folder, opened, output, device, listener, raw=raw, level=level)
     if note := opened.note(opened.values_of(folder.config().data.values, new=True)):
         errors.print(note, soft_wrap=True)
+    if output != "-" and not is_folder(output):  # a folder may hold parts of an earlier command
+        count = len(opened) + len(opened.skipped) + len(opened.repeated) - len(skipped)
+        console.print(f"{count:,} images in {output}", soft_wrap=True)
     if skipped:
         first = ": ".join(map(printable, skipped[0]))
         errors.print(f"images left out: {len(skipped):,}, the first {first}", soft_wrap=True)

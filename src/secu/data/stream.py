@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secu.base import processes
+from secu.base.threads import finish
 from secu.data.broken import Broken
 from secu.data.decoding.cutting import Choose
 from secu.data.decoding.decode import Raw, decode, decode_crops, quiet
@@ -42,16 +43,20 @@ def decoded(
         with quiet():
             for i in sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order:
                 if len(waiting) >= AHEAD * workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
+                    first, future = waiting[0]
+                    outcome = future.result()
+                    waiting.popleft()
+                    yield first, outcome
                 own = shape[i] if isinstance(shape, Mapping) else shape
                 raw = read_raw(source, i, values)
                 waiting.append((i, pool.submit(_outcome, raw, own, values, source.max_pixels)))
             while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
+                first, future = waiting[0]
+                outcome = future.result()
+                waiting.popleft()
+                yield first, outcome
     finally:
-        pool.shutdown(cancel_futures=True)
+        finish(pool, [future for _, future in waiting])
 
 
 def needs_decoding(source: Source, shape: Shape, values: str | None = None) -> bool:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from secu.base import processes
 from secu.base.errors import UserError
+from secu.base.threads import finish
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.broken import unreadable
 from secu.data.cache import Stored, cannot_write, forget_earlier_states, state_of
@@ -123,13 +124,14 @@ class Embedding:
                     waiting.append(pool.submit(self.embed, raws))
                     ahead = AHEAD * workers if start + size < len(order) else 0
                     while len(waiting) > ahead:
-                        rows = waiting.popleft().result()
+                        rows = waiting[0].result()
+                        waiting.popleft()
                         done += len(rows)
                         yield rows
                         if self.progress:  # other processes are about as fast
                             self.progress(done * len(self.source) // total, len(self.source))
         finally:
-            pool.shutdown(cancel_futures=True)
+            finish(pool, waiting)
 
     @torch.inference_mode()
     def embed(self, raws: Sequence[Raw | BadImage]) -> Rows:
