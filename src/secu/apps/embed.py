@@ -10,7 +10,7 @@ import secu
 from secu.apps.feature_plan import PRETRAINED
 from secu.apps.images import load_inputs
 from secu.base import processes
-from secu.base.errors import UserError, nearest
+from secu.base.errors import UserError
 from secu.base.files import write_atomically
 from secu.base.names import escape
 from secu.config import Config
@@ -40,7 +40,7 @@ def embed_source(
     """
     kind = output.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
-        raise UserError(f"output: {str(output)!r} must end in .npy or .parquet; {nearest(kind, FORMATS)}")
+        raise UserError(f"output: {str(output)!r} must end in .npy or .parquet")
     if not output.parent.is_dir():
         raise UserError(f"output: folder {output.parent} does not exist")
     if source.is_read_from(output):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from secu.base.errors import UserError, nearest
+from secu.base.errors import UserError
 from secu.base.files import write_text
 from secu.cluster.tree import Tree
 from secu.train.checkpoint import load_method
@@ -19,7 +19,7 @@ def write_tree(run: Run, output: str) -> Tree:
     """Write the tree of a run to a .nwk or .json file, or print it as Newick if ``output`` is ``-``."""
     kind = "nwk" if output == "-" else Path(output).suffix.removeprefix(".").lower()
     if kind not in FORMATS:
-        raise UserError(f"output: {output!r} must end in .nwk or .json; {nearest(kind, FORMATS)}")
+        raise UserError(f"output: {output!r} must end in .nwk or .json")
     if output != "-" and not Path(output).parent.is_dir():
         raise UserError(f"output: folder {Path(output).parent} does not exist")
     tree = load_method(run, torch.device("cpu")).clustering.finest_tree()

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from secu.base.errors import UserError, nearest
+from secu.base.errors import UserError
 from secu.base.files import write_atomically
 from secu.base.names import escape, escape_text
 from secu.methods.predictor import Predictions
@@ -166,7 +166,7 @@ def format_of(path: str) -> str:
     """Return the format implied by a file name; ``-`` (standard output) means CSV."""
     suffix = "csv" if path == "-" else path.rsplit(".", 1)[-1].lower()
     if suffix not in FORMATS:
-        raise UserError(f"output: {path!r} must end in .csv, .jsonl or .parquet; {nearest(suffix, FORMATS)}")
+        raise UserError(f"output: {path!r} must end in .csv, .jsonl or .parquet")
     return suffix
 
 
