@@ -94,6 +94,9 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
         reasons.append(reason)
     reasons += [f"{key}={value}: as requested" for key, value in flatten(overrides).items() if key not in NOT_SHOWN]
     config = resolve(merge(settings, overrides))
+    if config.neighbors.count >= facts.images:
+        count = config.neighbors.count
+        raise UserError(f"neighbors.count: {count} neighbors need more than {count} images, got {facts.images}")
     return Plan(config, tuple(reasons), estimate(config, facts), overhead(config, facts))
 
 
