@@ -16,6 +16,8 @@ LEARNING_RATE = 0.2  # at a batch size of 256, and in proportion
 CENTERS_RATE = 4  # ratio to the encoder's learning rate
 HIDDEN = 512  # hidden units of the projection
 DIMENSIONS = 128  # of the embeddings
+FEWEST_STEPS = 4  # per epoch: all images of a batch see the same counts, so a batch of all would move as one
+SMALLEST_BATCH = 8
 STEPS = 2_000
 FEWEST_EPOCHS = 10
 MOST_EPOCHS = 200
@@ -110,7 +112,9 @@ def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def batch_size(images: int, clusters: int) -> int:
     """Return the batch size: few images need small batches to take enough steps."""
-    return 64 if images < 1_500 else 128 if images < 5_000 else 256
+    if images < 1_500:
+        return max(SMALLEST_BATCH, min(64, images // FEWEST_STEPS))
+    return 128 if images < 5_000 else 256
 
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
