@@ -276,7 +276,7 @@ def test_the_number_of_neighbors(images, clusters, expected):
 
 @pytest.mark.parametrize(
     ("images", "batch"),
-    [(2, 8), (35, 8), (36, 9), (255, 63), (256, 64), (1_499, 64), (1_500, 128), (4_999, 128), (5_000, 256), (10**6, 256)],
+    [(2, 8), (35, 8), (36, 9), (255, 63), (256, 64), (1_499, 64), (1_500, 128), (4_999, 128), (5_000, 256)],
 )
 def test_more_images_mean_larger_batches_and_the_learning_rates_follow(images, batch):
     assert batch_size(images, 2) == batch

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from secu.base.errors import UserError
 from secu.nets.pretrained import describe, missing_extra
+from secu.views.neighbors import uses_faiss
 
 PRETRAINED = "lite0"  # the default pretrained network
 SMALL_IMAGES = 20  # side in pixels up to which images are learned from scratch, at their original size
@@ -83,6 +85,8 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     count = asked(settings, "neighbors", "count", neighbor_count(facts.images, clusters))
     why = "the second view of an image is one of its nearest neighbors"
+    if uses_faiss(facts.images, facts.device):
+        why += ", which faiss finds (99% of them)"
     return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
 
 
@@ -90,6 +94,12 @@ def neighbor_count(images: int, clusters: int) -> int:
     """Return the number of neighbors: 10 to 20, but fewer in small groups, so that they are of the same group."""
     group = images / clusters
     return max(1, min(images - 1, int(max(5, min(20, max(10, group / 10), group / 4)))))
+
+
+def require_enough(count: int, images: int) -> None:
+    """Raise if there are fewer images than neighbors that were asked for."""
+    if count >= images:
+        raise UserError(f"neighbors.count: {count} neighbors need more than {count} images, got {images}")
 
 
 def heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
