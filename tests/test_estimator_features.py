@@ -74,6 +74,15 @@ def test_clear_groups_are_found():
     assert found.score(others, their_groups) > 0.95
 
 
+def test_few_vectors_lose_no_cluster():
+    """With all images in one batch, they would all move to the smallest cluster at once."""
+    generator = np.random.default_rng(0)
+    kind = np.repeat(range(3), 20)
+    vectors = generator.normal(size=(3, 64))[kind] + generator.normal(size=(60, 64))
+    found = SeCu(3).fit_predict(vectors)
+    assert sorted(np.bincount(found, minlength=3)) == [20, 20, 20]
+
+
 @pytest.mark.parametrize(
     "convert",
     [

@@ -275,7 +275,8 @@ def test_the_number_of_neighbors(images, clusters, expected):
 
 
 @pytest.mark.parametrize(
-    ("images", "batch"), [(2, 64), (1_499, 64), (1_500, 128), (4_999, 128), (5_000, 256), (10**6, 256)]
+    ("images", "batch"),
+    [(2, 8), (35, 8), (36, 9), (255, 63), (256, 64), (1_499, 64), (1_500, 128), (4_999, 128), (5_000, 256)],
 )
 def test_more_images_mean_larger_batches_and_the_learning_rates_follow(images, batch):
     assert batch_size(images, 2) == batch
@@ -295,7 +296,7 @@ def test_finer_heads_come_where_there_are_images_for_them(images, finer):
 @pytest.mark.parametrize(
     ("images", "epochs"),
     [
-        (30, 200),  # one step per epoch
+        (30, 200),  # 4 steps per epoch, of 8 images
         (640, 200),  # 10 steps
         (641, 182),  # 11 steps
         (1_499, 83),  # 24 steps

@@ -343,8 +343,12 @@ def test_weights_that_are_not_all_there_are_not_made_up(vit):
     del tensors[next(name for name in tensors if "layernorm" in name and "bias" in name)]
     save_file(tensors, vit / "model.safetensors", {"format": "pt"})
     assert "its weights lack 1 tensors, such as " in refusal(vit, build)
-    change(vit / "config.json", hidden_size=24)
-    assert "cannot be loaded" in refusal(vit, build)
+
+
+@needs_hub
+def test_weights_of_other_shapes_than_the_config_says_are_one_line(vit):
+    change(vit / "config.json", intermediate_size=24)
+    assert "has shape (32,), but config.json says (24,)" in refusal(vit, build)
 
 
 @needs_hub

@@ -195,3 +195,45 @@ def test_hashes_differ_for_numbers_with_few_bits():
     first, number = distinct(torch.from_numpy(bits).float() * 2)
     assert len(first) == 2**18
     assert torch.equal(number, torch.arange(2**18))
+
+
+# Many vectors on a CPU
+
+
+def few_lists(monkeypatch, probes=16):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(module, "MANY", 100)
+    monkeypatch.setattr(module, "PROBES", probes)
+    assert module.uses_faiss(100, "cpu")
+    assert not module.uses_faiss(99, "cpu")
+    assert not module.uses_faiss(10**9, "cuda")
+
+
+def test_faiss_finds_the_same_neighbors_if_it_searches_all_lists(monkeypatch):
+    vectors_ND = torch.cat([vectors(400), vectors(400)[:50]])
+    expected = find_neighbors(vectors_ND, 5)
+    few_lists(monkeypatch, probes=80)
+    found = find_neighbors(vectors_ND, 5)
+    assert torch.equal(found.row_of, expected.row_of)
+    assert torch.equal(found.table, expected.table)
+
+
+def test_faiss_finds_neighbors_for_every_vector(monkeypatch):
+    """Even if the lists that it searches have too few."""
+    few_lists(monkeypatch, probes=1)
+    found = find_neighbors(vectors(400), 30)
+    assert found.table.shape == (400, 30)
+    for i, row in enumerate(found.table.tolist()):
+        assert len(set(row) - {i}) == 30
+        assert min(row) >= 0
+
+
+def test_without_faiss_and_in_several_processes_the_search_is_exact(monkeypatch):
+    monkeypatch.setattr(module, "MANY", 100)
+    monkeypatch.setattr(module, "find_spec", lambda name: object())
+    monkeypatch.setattr(module.processes._Group, "world", 2)
+    assert not module.uses_faiss(100, "cpu")
+    monkeypatch.setattr(module.processes._Group, "world", 1)
+    assert module.uses_faiss(100, "cpu")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert not module.uses_faiss(100, "cpu")

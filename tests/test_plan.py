@@ -334,6 +334,10 @@ def test_the_overrides_stay_as_they_were():
         ({"clusters": 0}, "clusters: 0 must be at least 2"),
         ({"clusters": -3}, "clusters: -3 must be at least 2"),
         ({"clusters": 20, "images": 12}, "clusters: 20 clusters need at least 20 images, got 12"),
+        (
+            {"images": 300, "neighbors": {"count": 300}},
+            "neighbors.count: 300 neighbors need more than 300 images, got 300",
+        ),
         ({"balance": -0.01}, r"balance: -0.01 must be from 0 \(groups of any size\) to 1"),
         ({"balance": 1.01}, "balance: 1.01 must be"),
         ({"balance": float("nan")}, "balance: nan must be"),

@@ -483,7 +483,19 @@ def test_a_photograph_is_refused(tmp_path, name, size):
 
 def test_a_smooth_surface_is_refused():
     x = np.linspace(0, 3, 40, dtype=np.float32)
-    assert looks_like_picture(np.sin(x)[:, None] * np.cos(x))
+    assert looks_like_picture(np.sin(x)[:, None] * np.cos(x), len(x))
+
+
+def test_a_grainy_photograph_is_refused(tmp_path):
+    """Many photographs are rougher than scikit-learn's two, at the scale of their pixels."""
+    pixels = photograph("china.jpg", (300, 200))
+    scale = pixels.max()
+    grainy = np.clip(pixels / scale + np.random.default_rng(0).normal(0, 0.1, pixels.shape), 0, 1).astype(np.float32)
+    for factor in (1, 255):
+        path = save(tmp_path / "v.npy", factor * grainy)
+        assert "looks like one picture" in refusal(lambda path=path: open_source(path))
+    centered = grainy - grainy.mean()  # no longer pixels
+    np.testing.assert_array_equal(load(open_source(save(tmp_path / "v.npy", centered))).tensor.numpy(), centered)
 
 
 def features_of(kind):
@@ -502,6 +514,9 @@ def features_of(kind):
     if kind == "one large feature":
         noise[:, 0] += 1000
         return noise
+    if kind == "spectra in order":  # as smooth as a grainy picture, but of other proportions
+        smooth = np.sin(np.linspace(0, 3, 400))[:, None] * np.cos(np.linspace(0, 3, 64))
+        return (smooth + 2 + 0.2 * generator.normal(size=smooth.shape)).astype(np.float32)
     if kind == "sparse":
         return np.maximum(noise - 1, 0) + 1e-6
     if kind == "constant":
@@ -524,6 +539,7 @@ def features_of(kind):
         "smooth along time",
         "two kinds put together",
         "one large feature",
+        "spectra in order",
         "sparse",
         "constant",
         "digits",

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from secu.base.errors import UserError
 from secu.nets.pretrained import describe, missing_extra
+from secu.views.neighbors import uses_faiss
 
 PRETRAINED = "lite0"  # the default pretrained network
 SMALL_IMAGES = 20  # side in pixels up to which images are learned from scratch, at their original size
@@ -16,6 +18,8 @@ LEARNING_RATE = 0.2  # at a batch size of 256, and in proportion
 CENTERS_RATE = 4  # ratio to the encoder's learning rate
 HIDDEN = 512  # hidden units of the projection
 DIMENSIONS = 128  # of the embeddings
+FEWEST_STEPS = 4  # per epoch: all images of a batch see the same counts, so a batch of all would move as one
+SMALLEST_BATCH = 8
 STEPS = 2_000
 FEWEST_EPOCHS = 10
 MOST_EPOCHS = 200
@@ -81,6 +85,8 @@ def _encoder(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     count = asked(settings, "neighbors", "count", neighbor_count(facts.images, clusters))
     why = "the second view of an image is one of its nearest neighbors"
+    if uses_faiss(facts.images, facts.device):
+        why += ", which faiss finds (99% of them)"
     return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
 
 
@@ -88,6 +94,12 @@ def neighbor_count(images: int, clusters: int) -> int:
     """Return the number of neighbors: 10 to 20, but fewer in small groups, so that they are of the same group."""
     group = images / clusters
     return max(1, min(images - 1, int(max(5, min(20, max(10, group / 10), group / 4)))))
+
+
+def require_enough(count: int, images: int) -> None:
+    """Raise if there are fewer images than neighbors that were asked for."""
+    if count >= images:
+        raise UserError(f"neighbors.count: {count} neighbors need more than {count} images, got {images}")
 
 
 def heads(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
@@ -110,7 +122,9 @@ def _optimizer(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
 
 def batch_size(images: int, clusters: int) -> int:
     """Return the batch size: few images need small batches to take enough steps."""
-    return 64 if images < 1_500 else 128 if images < 5_000 else 256
+    if images < 1_500:
+        return max(SMALLEST_BATCH, min(64, images // FEWEST_STEPS))
+    return 128 if images < 5_000 else 256
 
 
 def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:

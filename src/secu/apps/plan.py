@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from secu.apps import feature_plan
+from secu.apps import feature_plan, view_plan
 from secu.apps.durations import estimate, overhead
 from secu.apps.feature_plan import Change, Facts, asked
 from secu.apps.ranges import Range
@@ -25,7 +25,6 @@ MOST_HEADS = {"cpu": 5, "mps": 10, "cuda": 10}
 IMAGES_PER_CLUSTER = 20  # a head with fewer images per cluster learns noise
 STEPS = {"cpu": 9_000, "mps": 30_000, "cuda": 156_400}  # training steps per run; cuda: as in the paper for CIFAR-10
 FINE_TUNING_STEPS = 5_000  # at most, if the backbone is pretrained
-NEIGHBORS = 10  # at most, in the run's own embeddings
 FEWEST_EPOCHS = 20
 MOST_EPOCHS = 400
 GRADIENT_FROM = 0.7  # minimum balance for centers moved by gradient; below it, one cluster may absorb the others
@@ -94,6 +93,7 @@ def make_plan(facts: Facts, wanted: int | Range, balance: float | None, override
         reasons.append(reason)
     reasons += [f"{key}={value}: as requested" for key, value in flatten(overrides).items() if key not in NOT_SHOWN]
     config = resolve(merge(settings, overrides))
+    feature_plan.require_enough(config.neighbors.count, facts.images)
     return Plan(config, tuple(reasons), estimate(config, facts), overhead(config, facts))
 
 
@@ -234,32 +234,6 @@ def _schedule(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     return {"optim": change}, f"optim.epochs={epochs}: {epochs * steps:,} steps"
 
 
-def _neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    many = facts.device == "cuda" and facts.images >= feature_plan.MANY_IMAGES
-    twice = settings["data"].get("on_demand") or asked(settings, "augment", "crop_from") == "original"
-    usual = min(NEIGHBORS, feature_plan.neighbor_count(facts.images, clusters)) if many and not twice else 0
-    count = asked(settings, "neighbors", "count", usual)
-    why = "from the middle of the run on, the second view is of one of the image's neighbors in the run's embeddings"
-    if not count:
-        why = "both views are of the image itself; neighbors help where a GPU learns from many images"
-    return {"neighbors": {"count": count}}, f"neighbors.count={count}: {why}"
-
-
-def _augmentation(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
-    if settings["data"]["channels"] == 3:
-        side = settings["data"]["image_size"]
-        crop = 0.3 if side <= 40 else 0.2
-        part = min(1, side / 32)
-        blur = [round(radius * part, 4) for radius in (0.1, 2.0)]
-        less = "" if part == 1 else ", in proportion to images smaller than 32"
-        why = f"augment: crops from {crop:.0%}, color, flip, as in the paper, and blur up to {blur[1]:g} pixels{less}"
-        return {"augment": {"crop_min": crop, "blur_radius": blur}}, why
-    affine = {"scale": 0.3, "aspect": 0.3, "rotation": 0.375, "shear": 0.3, "shift": 0.3}
-    off: dict[str, Any] = {"gray_prob": 0, "blur_prob": [0, 0], "solarize_prob": [0, 0], "flip_prob": 0}
-    change = {"crop_min": 1, "affine": affine, "jitter_prob": 1, "brightness": 0.3, "contrast": 0, **off}
-    return {"augment": change}, "augment: shift, rotation, shear and scale; gray images may be writing, so no flip"
-
-
 RULES: tuple[Rule, ...] = (
     _size,
     _channels,
@@ -269,6 +243,6 @@ RULES: tuple[Rule, ...] = (
     _centers,
     _heads,
     _schedule,
-    _neighbors,
-    _augmentation,
+    view_plan.neighbors,
+    view_plan.augmentation,
 )

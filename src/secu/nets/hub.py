@@ -127,6 +127,7 @@ def hub(config: EncoderConfig, channels: int) -> Hub:
                 weights_only=True,
                 dtype=torch.float32,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below; the library's own error refers to its log
             )
     except Exception as error:  # a damaged file may raise any exception, from several libraries
         raise UserError(f"encoder.backbone: {backbone}: cannot be loaded: {with_type(error)}") from None
@@ -134,6 +135,10 @@ def hub(config: EncoderConfig, channels: int) -> Hub:
     missing = sorted(name for name in report["missing_keys"] if not name.startswith(unused))
     if missing:  # the library would initialize them randomly
         raise UserError(f"encoder.backbone: {backbone}: its weights lack {len(missing)} tensors, such as {missing[0]}")
+    if report["mismatched_keys"]:
+        name, found, expected = min(report["mismatched_keys"])
+        shapes = f"{name} has shape {tuple(found)}, but config.json says {tuple(expected)}"
+        raise UserError(f"encoder.backbone: {backbone}: {shapes}")
     return Hub(model, family.pooling, pretraining, channels).eval()
 
 

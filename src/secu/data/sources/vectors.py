@@ -26,7 +26,9 @@ MARK = b"secu"  # key in the metadata of a Parquet file whose texts are escaped 
 BLOCK = 2**24  # values that are checked at a time
 SAMPLE = 500  # rows that are compared with their neighbors
 SMALLEST_PICTURE = 16  # pixels
-ROUGHEST_PICTURE = 0.1  # variance between neighboring pixels, as a share of that of the whole
+ROUGHEST_PICTURE = 0.3  # variance between neighboring pixels, as a share of that of the whole; 97% of photos have less
+ROUGHEST_OTHERWISE = 0.1  # the same, if values or proportions are unlike those of a picture
+LONGEST_SIDE = 4  # of a picture, as a multiple of the shorter one
 
 
 class VectorSource(Source):
@@ -182,18 +184,23 @@ def _require_usable(name: str, vectors: NDArray[Any] | FileRows) -> None:
         if not (nonzero := block.any(1)).all():
             first = start + int(nonzero.argmin())
             raise UserError(f"source: {name} has vectors of zeros, which have no direction, first in row {first}")
-    if looks_like_picture(np.asarray(vectors[:SAMPLE], np.float32)):
+    if looks_like_picture(np.asarray(vectors[:SAMPLE], np.float32), count):
         raise UserError(f"source: {name} of shape {vectors.shape} looks like one picture; vectors have shape (N, D)")
 
 
-def looks_like_picture(rows_ND: NDArray[np.float32]) -> bool:
-    """Return whether neighboring rows and neighboring columns are nearly the same, as in a single gray image."""
+def looks_like_picture(rows_ND: NDArray[np.float32], count: int) -> bool:
+    """Return whether neighboring rows and neighboring columns are nearly the same, as in a single gray image.
+
+    ``rows_ND`` are the first of ``count`` rows. Spectra in order are smooth, too, but often have other proportions.
+    """
     if min(rows_ND.shape) < SMALLEST_PICTURE:
         return False
+    sides = sorted((count, rows_ND.shape[1]))
+    like_pixels = sides[1] <= LONGEST_SIDE * sides[0] and rows_ND.min() >= 0 and rows_ND.max() <= 255
     centered = rows_ND - rows_ND.mean(0)  # features may have any mean, for example where two kinds are put together
     power = float(np.square(centered).mean())
     jumps = [float(np.square(np.diff(centered, axis=axis)).mean()) / 2 for axis in (0, 1)]
-    return power > 0 and max(jumps) < ROUGHEST_PICTURE * power
+    return power > 0 and max(jumps) < (ROUGHEST_PICTURE if like_pixels else ROUGHEST_OTHERWISE) * power
 
 
 def _unique_ids(paths: Sequence[str]) -> list[str]:
