@@ -374,18 +374,28 @@ def command(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.parametrize("doubts", [(), ("worse",)], ids=["used", "rejected"])
+def test_command_compares_both_models_and_says_which_is_kept(tmp_path, own, command, monkeypatch, doubts):
+    monkeypatch.setattr("secu.methods.selflabel.doubts", lambda before, after: list(doubts))
+    out = tmp_path / "second"
+    printed = command("selflabel", own.path, "--out", out, "optim.epochs=1", "--device", "cpu")
+    outcome = json.loads((out / "outcome.json").read_text())
+    after = outcome["rejected"] if doubts else outcome["after"]
+    for name in ("information", "agreement", "calibration_error"):
+        line = next(line for line in printed.splitlines() if name.replace("_", " ") in line)
+        assert f"{outcome['before'][name]:.4f}" in line
+        assert f"{after[name]:.4f}" in line
+    moved = after["moved"] if doubts else outcome["moved"]
+    kept = ", but the previous model is kept" * bool(doubts)
+    assert f"{moved:.1%} of the images changed their label{kept}; finished in" in printed.replace("\n", " ")
+
+
 def test_commands_take_a_second_run_of_own_images(tmp_path, own, pictures, command):
     """``secu selflabel`` with its default folder, then everything that one does with a run."""
     run = Path(shutil.copytree(own.path, tmp_path / "mine"))
     settings = ("optim.epochs=2", "selflabel.warmup_epochs=1")
-    printed = command("selflabel", run, *settings, "--as-published", "--device", "cpu")
+    command("selflabel", run, *settings, "--as-published", "--device", "cpu")
     second = Run.open(tmp_path / "mine-selflabel")
-    outcome = json.loads((second.path / "outcome.json").read_text())
-    assert f"{outcome['moved']:.1%} of the images changed their label" in printed
-    for name in ("information", "agreement", "calibration_error"):
-        line = next(line for line in printed.splitlines() if name.replace("_", " ") in line)
-        assert f"{outcome['before'][name]:.4f}" in line
-        assert f"{outcome['after'][name]:.4f}" in line
     assert tree(second.path) == sorted([*FILES, "best.safetensors", "images.json"])
     assert second.config().optim.schedule == "constant"  # as published
     assert "acc" in second.metrics()[-1]  # the pictures lie in folders with the names of their classes
@@ -393,7 +403,7 @@ def test_commands_take_a_second_run_of_own_images(tmp_path, own, pictures, comma
     rows = rows_of(second.path / "assignments.csv")
     sizes = [int(row["size"]) for row in rows_of(second.path / "clusters.csv")]
     scores = command("evaluate", second.path, "--device", "cpu")
-    for value in (outcome["after"]["acc"], second.record()["kept"]["nmi"]):
+    for value in (second.outcome()["after"]["acc"], second.record()["kept"]["nmi"]):
         assert f"{value:.4f}" in scores
     (second.path / "report.html").unlink()
     assert command("report", second.path, "--device", "cpu").strip() == str(second.path / "report.html")
