@@ -100,7 +100,7 @@ def make_step(
 ) -> Step:
     """Return the step of a run in float32 whose learning rate is still high at the end."""
     jitter = [f"augment.affine.{name}" for name in ("rotation=0", "shift=0.1", "scale=0", "aspect=0", "shear=0.2")]
-    schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.mixed_precision=false"]
+    schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.precision=fp32"]
     overrides = ["heads=[4,6]", f"constraint.kind={constraint}", f"seed={seed}", *jitter, *schedule, *more]
     config = with_shape(load_config("digits", overrides), blobs.shape)
     place = torch.device(device)
