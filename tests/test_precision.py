@@ -109,7 +109,7 @@ def test_only_fp16_on_cuda_has_a_scale_which_is_a_power_of_two():
     scales = {kind: loss_scale(config_of(f"optim.precision={kind}"), cuda) for kind in ("bf16", "fp16", "tf32", "fp32")}
     assert scales == {"bf16": 1, "fp16": LOSS_SCALE, "tf32": 1, "fp32": 1}
     assert loss_scale(config_of("optim.precision=fp16"), CPU) == 1
-    assert LOSS_SCALE == 1024
+    assert LOSS_SCALE == 2**12
     assert make_step("optim.precision=fp16").loss_scale == 1
 
 
