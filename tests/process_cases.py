@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "kmeans": ("centers.kind=kmeans",),
     "ce": ("loss.name=ce", "encoder.projection_layers=3", "optim.batch_size=65"),  # 65, 65, 65
     "hints": ("hints.weight=10", "heads=[3,5,3]"),
+    "average": ("optim.average_from=0.3", "centers.schedule=settling"),
     "own-neighbors": ("neighbors.count=3", "neighbors.start=0.3", "neighbors.every=2"),
 }
 

@@ -36,7 +36,7 @@ def complaint(*overrides, recipe="cifar10"):
         ("augment.affine.scale=0.3", {"augment": {"affine": {"scale": 0.3}}}),
         ("data={source: 'dataset:digits', train: all}", {"data": {"source": "dataset:digits", "train": "all"}}),
         ("description=a=b", {"description": "a=b"}),
-        ("optim.mixed_precision=false", {"optim": {"mixed_precision": False}}),
+        ("data.strict=false", {"data": {"strict": False}}),
     ],
 )
 def test_an_override_is_a_dotted_path_and_a_yaml_value(override, expected):
@@ -124,7 +124,7 @@ def test_an_unknown_key_names_the_nearest_valid_one_at_every_depth(override, key
 def test_an_unknown_key_that_is_near_nothing_lists_what_is_valid():
     message = complaint("optim.zzzzzzz=1")
     assert "did you mean" not in message
-    names = "backbone_lr, batch_size, epochs, initial_epochs, lr, mixed_precision, momentum, name, schedule"
+    names = "average_from, backbone_lr, batch_size, epochs, initial_epochs, lr, momentum, name, precision, schedule"
     assert message.endswith(f"valid: {names}, warmup_epochs, weight_decay")
 
 
@@ -191,6 +191,9 @@ def test_a_wrong_value_is_named_with_what_would_be_valid(override, parts):
         (["loss.name=ce", "centers.kind=closed_form"], ["loss.name: ce", "centers.kind must be sgd", "closed_form"]),
         (["loss.name=ce", "centers.kind=kmeans"], ["loss.name: ce", "kmeans"]),
         (["centers.kind=closed_form", "centers.schedule=rising"], ["centers.schedule: rising", "centers.kind=sgd"]),
+        (["centers.kind=kmeans", "centers.schedule=settling"], ["centers.schedule: settling", "centers.kind=sgd"]),
+        (["optim.precision=fp8"], ["optim.precision: 'fp8'", "bf16", "fp16", "tf32", "fp32"]),
+        (["optim.average_from=1"], ["optim.average_from: 1", "less than 1"]),
         (["encoder.prediction_layers=2", "encoder.projection_layers=0"], ["encoder.projection_layers of 1 to 3"]),
         (["constraint.alpha=5"], ["constraint.alpha: 5.0", "kind=entropy", "got constraint.kind=size"]),
         (["constraint.kind=none", "constraint.alpha=5"], ["constraint.alpha", "got constraint.kind=none"]),
@@ -401,6 +404,8 @@ def selflabel_settings(**change):
         ({"data": {"name": "own", "source": "/pictures"}}, lambda c: c.data.source, "/pictures"),
         ({"data": {"name": "own", "source": None}}, lambda c: c.data.source, None),
         ({"augment": {"grey_prob": 0.125}}, lambda c: c.augment.gray_prob, 0.125),
+        ({"optim": {"mixed_precision": True}}, lambda c: c.optim.precision, "bf16"),
+        ({"optim": {"mixed_precision": False}}, lambda c: c.optim.precision, "tf32"),  # PyTorch's default
         ({"augment": {"plain": "centre"}}, lambda c: c.augment.plain, "center"),
         ({"augment": {"plain": "whole"}}, lambda c: c.augment.plain, "whole"),
         (selflabel_settings(unsure="chances"), lambda c: c.selflabel.uncertain, "probabilities"),
@@ -433,6 +438,8 @@ def test_nothing_is_written_in_an_old_spelling():
     [
         ("augment.grey_prob=0.5", lambda c: c.augment.gray_prob, 0.5),
         ("augment.gray_prob=0.5", lambda c: c.augment.gray_prob, 0.5),
+        ("optim.mixed_precision=false", lambda c: c.optim.precision, "tf32"),
+        ("optim.precision=fp16", lambda c: c.optim.precision, "fp16"),
         ("augment.plain=centre", lambda c: c.augment.plain, "center"),
         ("data.name=cifar10", lambda c: c.data.source, "dataset:cifar10"),
         ("data.source=dataset:cifar10", lambda c: c.data.source, "dataset:cifar10"),
@@ -441,7 +448,7 @@ def test_nothing_is_written_in_an_old_spelling():
 @pytest.mark.parametrize(
     "recipe",
     [
-        "data: {name: digits}\naugment: {grey_prob: 0.1, plain: whole}\n",
+        "data: {name: digits}\naugment: {grey_prob: 0.1, plain: whole}\noptim: {mixed_precision: true}\n",
         "data: {source: 'dataset:digits'}\naugment: {gray_prob: 0.1, plain: whole}\n",
     ],
     ids=["old recipe", "new recipe"],
@@ -501,7 +508,7 @@ def test_a_mistake_in_an_old_spelling_is_one_line(overrides, message):
         (lambda c: c.optim.batch_size, 128),
         (lambda c: (c.optim.epochs, c.optim.initial_epochs, c.optim.warmup_epochs), (400, 1, 10)),
         (lambda c: c.optim.total_epochs, 401),
-        (lambda c: c.optim.mixed_precision, True),
+        (lambda c: (c.optim.precision, c.optim.average_from), ("bf16", None)),
     ],
 )
 def test_defaults_are_those_of_the_paper(read, expected):

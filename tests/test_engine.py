@@ -100,7 +100,7 @@ def make_step(
 ) -> Step:
     """Return the step of a run in float32 whose learning rate is still high at the end."""
     jitter = [f"augment.affine.{name}" for name in ("rotation=0", "shift=0.1", "scale=0", "aspect=0", "shear=0.2")]
-    schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.mixed_precision=false"]
+    schedule = ["optim.batch_size=16", "optim.epochs=40", "optim.warmup_epochs=1", "optim.precision=fp32"]
     overrides = ["heads=[4,6]", f"constraint.kind={constraint}", f"seed={seed}", *jitter, *schedule, *more]
     config = with_shape(load_config("digits", overrides), blobs.shape)
     place = torch.device(device)
@@ -306,6 +306,23 @@ def test_runs_side_by_side_are_the_runs_alone(resume, exact, engine, device):
     for number, (constraint, seed) in enumerate(seeds.items()):
         alone = train_for(resume(engine, device, constraint, seed=seed), engine, range(6, 8))
         assert_equal((losses[number], *found_by(steps[number].method)), alone)
+
+
+@pytest.mark.timeout(600)  # compiling takes a minute
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize(("engine", "device"), [("eager", "cpu"), pytest.param("graph", "cuda", marks=CUDA)])
+def test_every_precision_trains_like_float32(blobs, settled, engine, device, precision):
+    """51 steps, on CUDA with the scale of the losses in the graph; a CPU uses float32 whatever is set."""
+    before = torch.backends.cudnn.allow_tf32
+    exact = train_for(restore(settled["size"], make_step(blobs, "eager", device, "size")), "eager", range(6, 7))
+    more = [f"optim.precision={precision}"]
+    step = restore(settled["size"], make_step(blobs, engine, device, "size", more=more))
+    assert (step.loss_scale > 1) == (device == "cuda" and precision == "fp16")
+    losses, _, labels = train_for(step, engine, range(6, 7))
+    assert losses == pytest.approx(exact[0], rel=0.05)
+    assert (labels[:, 0] == exact[2][:, 0]).float().mean() > 0.98
+    assert all(value.isfinite().all() for value in step.method.state_dict().values())
+    assert torch.backends.cudnn.allow_tf32 == before
 
 
 def test_images_on_the_host_give_the_same_run_bit_for_bit(blobs):

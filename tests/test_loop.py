@@ -82,6 +82,8 @@ VARIANTS = {
     "entropy-sgd": ("constraint.kind=entropy",),
     "size-closed-form": ("centers.kind=closed_form",),
     "entropy-closed-form": ("constraint.kind=entropy", "centers.kind=closed_form"),
+    "averaged": ("optim.average_from=0.3", "centers.schedule=settling"),
+    "averaged-closed-form": ("optim.average_from=0.3", "centers.kind=closed_form"),
     "lars-rising": ("optim.name=lars", "optim.lr=1", "centers.schedule=rising"),
 }
 

@@ -372,6 +372,6 @@ def test_method_without_losses_is_abstract():
 
 def test_arithmetic_is_exact_on_the_cpu():
     method = build_method(load_config("digits", ["heads=[3]"]), 10, (1, 8, 8), CPU)
-    assert method.config.optim.mixed_precision
+    assert method.config.optim.precision == "bf16"
     with method.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

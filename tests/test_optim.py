@@ -292,3 +292,11 @@ def test_centers_have_a_constant_rate_or_one_that_rises_by_the_negative_cosine()
     assert rising[0] == 0
     assert rising[20].item() == pytest.approx(2.8)
     assert rising[-1] > 0.99 * 5.6
+
+
+def test_a_settling_rate_of_the_centers_is_constant_and_falls_to_0_in_the_last_tenth():
+    settling = rates_of(epochs=39, schedule="settling")[:, 1]
+    falling = [5.6 * (1 + math.cos(math.pi * step / 16)) / 2 for step in range(16)]  # the last 4 of 40 epochs
+    assert settling.tolist() == pytest.approx([5.6] * 144 + falling, abs=1e-6)
+    assert settling[144] == settling[0]
+    assert 0 < settling[-1] < 0.01 * 5.6

@@ -17,7 +17,7 @@ from secu.settings import flatten, load_config, load_recipe, merge, nest, recipe
 
 SNAPSHOT = Path(__file__).with_name("recipes_snapshot.json")
 OLD_SNAPSHOT = Path(__file__).with_name("old_runs") / "recipes_snapshot.json"  # of version 0.1
-RENAMED = {"augment.grey_prob": "augment.gray_prob"}
+RENAMED = {"augment.grey_prob": "augment.gray_prob", "optim.mixed_precision": "optim.precision"}
 NEW = {
     "method": "secu",
     "head": 0,
@@ -36,6 +36,7 @@ NEW = {
     "features.dropout": 0.1,
     "optim.backbone_lr": None,
     "optim.schedule": "cosine",
+    "optim.average_from": None,
     "constraint.alpha_over": "all",
     "centers.optimizer": "sgd",
     "augment.crop_from": "square",
@@ -97,6 +98,7 @@ def test_nothing_but_names_and_corrections_changed_since_version_0_1():
     for name, settings in json.loads(OLD_SNAPSHOT.read_text()).items():
         expected = {RENAMED.get(key, key): value for key, value in settings.items()} | NEW | CORRECTED.get(name, {})
         expected["data.source"] = f"dataset:{expected.pop('data.name')}"
+        expected["optim.precision"] = {True: "bf16"}[expected["optim.precision"]]
         expected["augment.plain"] = expected["augment.plain"].replace("centre", "center")
         assert stored[name] == expected
 

@@ -133,6 +133,8 @@ PARTS = {
     "equality": ("constraint.lower=1",),
     "no-constraint": ("constraint.kind=none",),
     "rising": ("centers.schedule=rising",),
+    "settling": ("centers.schedule=settling",),
+    "averaged": ("optim.average_from=0.4",),
     "heads-of-other-order": ("heads=[5,3,7]",),
     "other-head": ("heads=[5,3,7]", "head=1"),
     "color-crops": ("augment.crop_min=0.3", "augment.blur_prob=[1,0.1]", "augment.solarize_prob=[0,0.2]"),

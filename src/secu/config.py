@@ -180,7 +180,7 @@ class CentersConfig(Model):
 
     kind: CentersKind = "sgd"  # by gradient, in closed form, or as in k-means (CoKe)
     lr: float = Field(1.2, ge=0)  # learning rate of the centers; used by kind sgd only
-    schedule: Literal["constant", "rising"] = "constant"  # rising: from 0 along a half cosine
+    schedule: Literal["constant", "rising", "settling"] = "constant"  # rising: from 0; settling: to 0 in the last tenth
     optimizer: Literal["sgd", "lars"] = "sgd"  # lars: scale their steps, too, with one norm per head
 
 
@@ -197,7 +197,8 @@ class OptimConfig(Model):
     epochs: int = Field(400, ge=0, le=MOST)  # number of epochs, after the initial ones
     initial_epochs: int = Field(1, ge=0, le=MOST)  # epochs that train only centers and labels, before the others
     warmup_epochs: int = Field(10, ge=0, le=MOST)  # epochs over which the learning rate rises from 0
-    mixed_precision: bool = True  # use bfloat16 in the encoder; CUDA only
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"  # arithmetic of the encoder; CUDA only
+    average_from: float | None = Field(None, ge=0, lt=1)  # fraction of the run after which epochs are averaged
 
     @property
     def total_epochs(self) -> int:
@@ -274,8 +275,11 @@ class Config(Model):
             raise ValueError(
                 f"loss.name: ce moves centers by gradient, so centers.kind must be sgd, got {self.centers.kind}"
             )
-        if self.centers.schedule == "rising" and self.centers.kind != "sgd":
-            raise ValueError(f"centers.schedule: rising needs centers.kind=sgd, got {self.centers.kind}")
+        if self.centers.schedule != "constant" and self.centers.kind != "sgd":
+            given = f"{self.centers.schedule} needs centers.kind=sgd, got {self.centers.kind}"
+            raise ValueError(f"centers.schedule: {given}")
+        if self.optim.average_from is not None and self.selflabel and self.selflabel.keep_best:
+            raise ValueError(f"optim.average_from: {self.optim.average_from} needs selflabel.keep_best=false, got true")
         if self.centers.optimizer == "lars" and self.optim.name != "lars":
             raise ValueError(f"centers.optimizer: lars needs optim.name=lars, got {self.optim.name}")
         if self.augment.crop_from == "original" and self.neighbors.count:

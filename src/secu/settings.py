@@ -16,10 +16,13 @@ from secu.config import Config, Model
 
 RENAMED_KEYS = {
     ("augment", "grey_prob"): "gray_prob",
+    ("optim", "mixed_precision"): "precision",
     ("selflabel", "unsure"): "uncertain",
 }
-RENAMED_VALUES = {
+RENAMED_VALUES: dict[tuple[str, str], dict[str | bool, str]] = {
     ("augment", "plain"): {"centre": "center"},
+    # Without mixed precision, convolutions used TF32, as they do in PyTorch unless that is turned off.
+    ("optim", "precision"): {True: "bf16", False: "tf32"},
     ("selflabel", "uncertain"): {"chances": "probabilities"},
 }
 
@@ -103,7 +106,7 @@ def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
             upgraded[section][new] = upgraded[section].pop(old)
     for (section, key), values in RENAMED_VALUES.items():
         value = _mapping(upgraded, section).get(key)
-        if isinstance(value, str):
+        if isinstance(value, str | bool):
             upgraded[section][key] = values.get(value, value)
     name = _mapping(upgraded, "data").get("name")
     if isinstance(name, str):  # a data set, or "own" where data.source said which images

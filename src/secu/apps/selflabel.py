@@ -143,7 +143,7 @@ def _continued(first: Config, path: Path, images: int) -> dict[str, Any]:
         "epochs": 100 if images < MANY_IMAGES else 11,
         "initial_epochs": 0,
         "warmup_epochs": 0,
-        "mixed_precision": first.optim.mixed_precision,
+        "precision": first.optim.precision,
     }
     return settings
 

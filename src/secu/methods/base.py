@@ -16,6 +16,7 @@ from secu.base.errors import UserError
 from secu.cluster.clustering import Clustering
 from secu.config import Config
 from secu.data import Images, Shape, shape_of
+from secu.methods.average import Average
 from secu.methods.predictor import Predictor
 from secu.nets.encoder import Encoder
 from secu.nets.front import Front, needs_front
@@ -23,6 +24,8 @@ from secu.registry import METHODS
 from secu.views.augment import Augmentation
 from secu.views.features import FeatureViews
 from secu.views.originals import OriginalCrops
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # values of optim.precision for which the encoder uses 16 bits
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Method(nn.Module):
     encoder: Encoder
     clustering: Clustering
     front_digest: Tensor | None
+    epoch_average: Average | None  # of encoder and centers at the ends of the last epochs
     crops: OriginalCrops | None = None  # set if the inputs of ``losses`` are random crops of the original pictures
     generator: torch.Generator
     call: Callable[..., Any]
@@ -64,6 +68,7 @@ class Method(nn.Module):
         super().__init__()
         self.config = config
         self.call = call_directly
+        self.epoch_average = None  # see ``build_method``
         # Identifies the weights of a frozen backbone, which are not part of the model.
         digest = torch.zeros(32, dtype=torch.uint8) if needs_front(config) else None
         self.register_buffer("front_digest", digest)
@@ -91,6 +96,14 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Called after each optimizer step, for example to update a moving average."""
+
+    def end_epoch(self, done: float) -> None:
+        """Called after each epoch, in every process; at the end of the run, the average, if any, becomes the model."""
+        if self.epoch_average is None:
+            return
+        self.epoch_average.add(self.encoder, self.clustering.centers, done)
+        if done == 1:
+            self.epoch_average.put_into(self.encoder, self.clustering.centers)
 
     def record(self) -> dict[str, float]:
         """Return values to add to the record of an epoch."""
@@ -181,9 +194,9 @@ class Method(nn.Module):
         return self.clustering.labels.device
 
     def autocast(self) -> torch.autocast:
-        """Return the autocast context of the encoder: bfloat16 on CUDA, if enabled in the config."""
-        enabled = self.config.optim.mixed_precision and self.device.type == "cuda"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+        """Return the autocast context of the encoder: on CUDA, 16 bits if that is the precision of the config."""
+        half = HALF.get(self.config.optim.precision)
+        return torch.autocast(self.device.type, half, enabled=half is not None and self.device.type == "cuda")
 
 
 def call_directly(function: Callable[..., Any], *inputs: Any) -> Any:
@@ -198,6 +211,8 @@ def build_method(config: Config, images: int, shape: Shape, device: torch.device
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also reseed the caller's GPUs
         method: Method = METHODS[config.method](config, images, shape)
+    if config.optim.average_from is not None:
+        method.epoch_average = Average(method.encoder, method.clustering.centers, config.optim.average_from)
     if device.type == "cuda":
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method.to(device)

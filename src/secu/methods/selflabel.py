@@ -19,6 +19,7 @@ from secu.base.errors import UserError
 from secu.cluster.metrics import find_temperature
 from secu.config import Config
 from secu.data import Images, Shape
+from secu.methods.average import move_towards, values_of
 from secu.methods.base import Conclusion, Method
 from secu.methods.confident import ConfidentLabels
 from secu.methods.outcome import Consistency, consistency, doubts, state_of
@@ -131,17 +132,10 @@ class SelfLabeling(Method):
         return torch.stack([weak_BD, self.call(self.student.embed, strong)])
 
     def after_step(self) -> None:
-        """Move the teacher towards the student; counters, which cannot be averaged, are copied."""
+        """Move the teacher towards the student."""
         if self.student is None:
             return
-        teacher = values_of(self.encoder)
-        student = values_of(self.student)
-        floats = [number for number, value in enumerate(teacher) if value.is_floating_point()]
-        with torch.no_grad():
-            # Not torch.optim.swa_utils: one in-place pass over weights and statistics can be captured.
-            torch._foreach_lerp_([teacher[n] for n in floats], [student[n] for n in floats], 1 - self.settings.decay)
-            for number in set(range(len(teacher))) - set(floats):
-                teacher[number].copy_(student[number])
+        move_towards(values_of(self.encoder), values_of(self.student), 1 - self.settings.decay)
 
     def trained_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters of the trained encoder, and the centers, whose learning rate is usually zero."""
@@ -201,8 +195,3 @@ def estimate(confidence: float, agreement: float) -> float:
     training on its own labels. So it counts for half at most, and for less if the previous run was not confident.
     """
     return confidence + min(confidence**2, 0.5) * (agreement - confidence)
-
-
-def values_of(encoder: Encoder) -> list[Tensor]:
-    """Return the weights and batch-norm statistics."""
-    return [*encoder.parameters(), *encoder.buffers()]

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from secu.config import Config, OptimConfig
 
+SETTLING = 0.1  # share of the run, at its end, in which the schedule settling lowers the centers' rate to 0
+
 
 class LARS(torch.optim.Optimizer):
     """SGD with momentum whose step is scaled by the norm of the weights, per tensor (You et al., 2017).
@@ -103,8 +105,8 @@ def learning_rates(config: Config, epoch: int, steps: int) -> Tensor:
     """Return the learning rates of encoder, centers and backbone for each step of an epoch (steps, 3).
 
     The encoder's rate is 0 in the initial epochs, then warms up linearly, and stays there or decays to 0 along a half
-    cosine. The centers' rate is constant, or rises from 0 as (1 − cos)/2 over the whole run. The backbone's rate is
-    proportional to the encoder's.
+    cosine. The centers' rate is constant, rises from 0 as (1 − cos)/2 over the whole run, or decays to 0 along a half
+    cosine in the last tenth of the run. The backbone's rate is proportional to the encoder's.
     """
     rates = torch.tensor([_at(config, epoch + step / steps) for step in range(steps)], dtype=torch.float32)
     optim = config.optim
@@ -114,10 +116,7 @@ def learning_rates(config: Config, epoch: int, steps: int) -> Tensor:
 
 def _at(config: Config, time: float) -> tuple[float, float]:
     optim = config.optim
-    centers = config.centers
-    center_lr = centers.lr
-    if centers.schedule == "rising":
-        center_lr *= (1 - math.cos(math.pi * time / optim.total_epochs)) / 2
+    center_lr = config.centers.lr * _share_of_center_rate(config.centers.schedule, time / optim.total_epochs)
     trained = time - optim.initial_epochs
     if trained < 0:
         return 0.0, center_lr
@@ -127,3 +126,12 @@ def _at(config: Config, time: float) -> tuple[float, float]:
         return optim.lr, center_lr
     done = (trained - optim.warmup_epochs) / max(optim.epochs - optim.warmup_epochs, 1)
     return optim.lr * (1 + math.cos(math.pi * min(done, 1))) / 2, center_lr
+
+
+def _share_of_center_rate(schedule: str, done: float) -> float:
+    """Return the centers' rate as a share of the highest, at a fraction of the run."""
+    if schedule == "rising":
+        return (1 - math.cos(math.pi * done)) / 2
+    if schedule == "settling" and done > 1 - SETTLING:
+        return (1 + math.cos(math.pi * (done - 1 + SETTLING) / SETTLING)) / 2
+    return 1.0

@@ -119,7 +119,10 @@ class Session:
         for name, loss in losses.items():
             if not math.isfinite(loss):
                 where = f"after epoch {self.epochs_done} of {self.run.path}"
-                raise UserError(f"{name}: {loss} {where} is not finite; lower optim.lr or centers.lr")
+                advice = "lower optim.lr or centers.lr"
+                if self.step.loss_scale != 1:
+                    advice += ", or set optim.precision=bf16"
+                raise UserError(f"{name}: {loss} {where} is not finite; {advice}")
         self.seconds = self.seconds_before + clock.seconds
         if (broken := self.images.broken) is not None:
             broken.share()
@@ -134,6 +137,7 @@ class Session:
             "seconds": round(self.seconds, 3),
         }
         self.epochs_done += 1
+        self.method.end_epoch(self.epochs_done / self.config.optim.total_epochs)
         every = self.config.evaluate_every
         if self.finished or (every and self.epochs_done % every == 0):
             record |= self.scores_on(test)

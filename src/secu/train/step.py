@@ -17,6 +17,7 @@ from secu.train.compiled import CompiledCall
 from secu.train.feed import Feed, build_feed
 from secu.train.gradients import GradientSum
 from secu.train.optim import build_optimizer, learning_rates
+from secu.train.precision import convolutions, divide_gradients, loss_scale
 
 
 def batch_sizes(images: int, batch: int) -> list[int]:
@@ -58,6 +59,7 @@ class Step:
         self.optimizer = build_optimizer(
             self.config.optim, encoder_weights, center_weights, encoder_lr, center_lr, apart, backbone_lr, heads
         )
+        self.loss_scale = loss_scale(self.config, device)
         weights = [*encoder_weights, *center_weights]
         self.gradients = GradientSum(weights) if processes.grouped() else None
         self.generator = torch.Generator(device)
@@ -164,7 +166,7 @@ class Step:
     def run(self, size: int) -> None:
         """Run one step on the next ``size`` images, of which every process computes a part."""
         self.rates.copy_(self.rate_table.index_select(0, self.steps_done)[0])
-        with collectives.shared_batch(size) as batch:
+        with convolutions(self.config), collectives.shared_batch(size) as batch:
             places = self.images_done + self.places[batch.own]
             index_B = self.order.index_select(0, places)
             # Only the last batch of an epoch may have a different size; recompiling for it is not worthwhile.
@@ -182,13 +184,17 @@ class Step:
 
     def _backward(self, values: Tensor, batch: collectives.Batch) -> Tensor:
         """Compute the gradients of the losses, each a mean over the whole batch, and return these means."""
+        total = values.sum() if self.loss_scale == 1 else self.loss_scale * values.sum()
         if self.gradients is None:
-            values.sum().backward()
-            return values.detach()
-        means = batch.share * values.detach()
-        self.gradients.begin(means)
-        (batch.share * values.sum()).backward()
-        self.gradients.finish()
+            means = values.detach()
+            total.backward()
+        else:
+            means = batch.share * values.detach()
+            self.gradients.begin(means)
+            (batch.share * total).backward()
+            self.gradients.finish()
+        if self.loss_scale != 1:
+            divide_gradients(self.optimizer, self.loss_scale)
         return means
 
     def _inputs(self, index_B: Tensor, places: Tensor) -> Tensor:
