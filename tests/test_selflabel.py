@@ -194,8 +194,9 @@ def test_mean_confidence_is_between_that_of_the_first_run_and_the_agreement_of_v
 def test_agreement_counts_for_half_or_for_less_after_an_uncertain_run():
     assert estimate(0.8, 0.9) == pytest.approx(0.85)
     assert estimate(0.9, 0.7) == pytest.approx(0.8)
+    assert estimate(2 / 3, 0.9) == pytest.approx((2 / 3 + 0.9) / 2)
     assert estimate(0.5, 0.9) == pytest.approx(0.5 + 0.25 * 0.4)
-    assert estimate(0.2, 0.7) == pytest.approx(0.2 + 0.04 * 0.5)
+    assert estimate(0.33, 0.7) == pytest.approx(0.33)
 
 
 def test_images_of_unknown_classes_have_no_calibration_error(tmp_path, first):

@@ -192,6 +192,8 @@ def estimate(confidence: float, agreement: float) -> float:
     """Estimate a model's accuracy from the mean confidence of the previous run and the agreement of its own views.
 
     The agreement alone is too high where clusters are not the classes: any model agrees with itself more often after
-    training on its own labels. So it counts for half at most, and for less if the previous run was not confident.
+    training on its own labels. It counts for half if the previous run was confident (two thirds or more on average),
+    for nothing if it was not (one third or less), and in proportion in between.
     """
-    return confidence + min(confidence**2, 0.5) * (agreement - confidence)
+    weight = min(max(1.5 * (confidence - 1 / 3), 0), 0.5)
+    return confidence + weight * (agreement - confidence)
