@@ -9,7 +9,7 @@ demo: $(VENV)/ready
 	$(BIN)/secu demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

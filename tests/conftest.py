@@ -23,6 +23,15 @@ from hypothesis import HealthCheck, settings
 for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "PYTHONWARNINGS"):
     os.environ.pop(name, None)
 
+# Begun first, so that all workers end at about the same time: the tests of a file stay together.
+LONGEST = ("soak", "processes", "report_tree_browser", "report_browser", "exports", "examples", "signals", "demo")
+
+
+def pytest_collection_modifyitems(items):
+    names = [f"test_{name}.py" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
+
+
 # On a GPU matrix products are the same every time only with this.
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 

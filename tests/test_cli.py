@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +18,10 @@ from calls import Result, caller
 from secu import __version__, cli
 from secu.base.errors import UserError
 from secu.settings import load_config, recipe_names, with_shape
-from secu.train.place import LOCK, NEXT
+from secu.train.place import LOCK
 from secu.train.run import Run
 from small_runs import new_run
+from waiting import epochs_of, wait_for
 
 TINY = ("heads=[3]", "optim.epochs=1", "optim.batch_size=256", "optim.warmup_epochs=0", "encoder.dim=8")
 
@@ -548,7 +548,7 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "secu", *settings, str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    wait_for_a_line(tmp_path / "run" / NEXT / "metrics.jsonl", process)
+    wait_for(lambda: epochs_of(tmp_path / "run"), process)
     process.send_signal(signal.SIGINT)
     pressed = time.monotonic()
     out, err = process.communicate(timeout=60)
@@ -572,15 +572,6 @@ def test_ctrl_c_is_one_line_and_the_run_can_be_resumed(secu, tmp_path):
     for name in ("model.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["epochs_done"] == 13
-
-
-def wait_for_a_line(path: Path, process: subprocess.Popen) -> None:
-    for _ in range(2400):
-        if path.is_file() and path.read_text().endswith("\n"):
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    raise AssertionError(f"no line in {path}")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from own_images import digits, rows_of, tree, write_folder, write_manifest
 from secu import cli
 from secu.train.place import LOCK, NEXT
 from secu.train.run import Run
+from waiting import epochs_of, wait_for
 
 COMMANDS = ["fit", "predict", "sort", "export", "report", "tree"]
 SHORT = ("optim.epochs=2", "optim.warmup_epochs=0", "encoder.dim=8", "--device", "cpu")
@@ -440,15 +441,6 @@ def start(*arguments, cwd, **options):
     return subprocess.Popen(command, cwd=cwd, env=environment, **pipes, **options)
 
 
-def wait_for(ready, process):
-    for _ in range(6000):
-        if ready():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    raise AssertionError("nothing happened")
-
-
 def interrupt(process):
     """Press Ctrl-C; the program must end soon, whatever its threads are working on."""
     process.send_signal(signal.SIGINT)
@@ -480,8 +472,7 @@ def test_ctrl_c_while_decoding_and_then_while_training(secu, tmp_path, monkeypat
     assert not list((tmp_path / "data" / "images").glob("*.images"))
 
     process = start(*settings, "--out", "run", "--resume", cwd=tmp_path)
-    metrics = tmp_path / "run" / NEXT / "metrics.jsonl"
-    wait_for(lambda: metrics.is_file() and metrics.read_text().endswith("\n"), process)
+    wait_for(lambda: epochs_of(tmp_path / "run"), process)
     assert_one_line(interrupt(process), "with --resume", code=130)
     left = {path.name for path in (tmp_path / "run").iterdir()} - {LOCK}
     assert left <= {"config.yaml", "images.json", "metrics.jsonl", "model.safetensors", "run.json", "state.safetensors"}

@@ -23,6 +23,7 @@ from secu.base.errors import UserError
 from secu.cli import app
 from secu.train.run import Run
 from small_runs import assert_same
+from waiting import epochs_of, wait_for
 
 NAMES = (*CASES, "features", "selflabel", "selflabel-many")
 FEW = ("closed-form", "selflabel-many")  # for four processes
@@ -208,25 +209,10 @@ def test_without_torchrun_there_is_no_process_group():
     assert not torch.distributed.is_initialized()
 
 
-def wait_for(happened, running):
-    """Wait until something happened, which must be before the processes end."""
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert all(process.poll() is None for process in running), [p.communicate() for p in running]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def epochs_of(run):
-    """Return how many epochs a run in progress has recorded."""
-    files = [path for path in (run / ".next" / "metrics.jsonl", run / "metrics.jsonl") if path.is_file()]
-    return len(files[0].read_text().splitlines()) if files else 0
-
-
 def test_a_signal_saves_and_ends_all_processes(base, tmp_path):
     run = tmp_path / "run"
     running = start(2, "-m", "secu", *fit(base, run, epochs=4000))
-    wait_for(lambda: epochs_of(run) >= 2, running)
+    wait_for(lambda: epochs_of(run) >= 2, *running)
     for process in running:
         process.send_signal(signal.SIGTERM)
     errors = ended(running, code=143)
@@ -247,7 +233,7 @@ def test_after_kills_torchrun_goes_on_from_the_last_checkpoint(base, two, tmp_pa
     torchrun = subprocess.Popen(script, env=environment, stdout=pipe, stderr=pipe, text=True, cwd=tests)
     moments = random.Random(0)
     for epochs in (2, 4):
-        wait_for(lambda epochs=epochs: epochs_of(run) >= epochs, [torchrun])
+        wait_for(lambda epochs=epochs: epochs_of(run) >= epochs, torchrun)
         time.sleep(moments.uniform(0, 0.3))
         os.kill(moments.choice(children(torchrun.pid)), signal.SIGKILL)
     out, err = torchrun.communicate(timeout=250)

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from secu.train.place import LOCK, NEXT
+from secu.train.place import LOCK
 from secu.train.run import Run
 from secu.train.signals import STOPPING, OneInterruption
+from waiting import epochs_of, wait_for
 
 
 class Stop(Exception):
@@ -106,11 +107,8 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path, number, times, code):
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
     ) as process:
-        lines = path / NEXT / "metrics.jsonl"
         # The record of an epoch is written just before its state is kept, so two records mean that one state is kept.
-        while not (lines.is_file() and lines.read_text().count("\n") >= 2):
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_for(lambda: epochs_of(path) >= 2, process)
         for _ in range(times):
             process.send_signal(number)
             time.sleep(0.001)
