@@ -243,12 +243,12 @@ def test_stopped_by_the_time_limit_and_resumed(secu, finished, tmp_path):
     path, _ = finished
     stopped = secu(*SAME_AS_FINISHED, "--time-limit", "0.01s")
     assert stopped.code == 0
-    line = "stopped by --time-limit after 1 epochs; the same command with --resume continues"
+    line = "stopped by --time-limit after 1 epoch; the same command with --resume continues"
     assert stopped.out.splitlines()[-1] == line
     assert "assignments.csv" not in files(tmp_path / "run")
     resumed = secu(*SAME_AS_FINISHED, "--resume")
     assert resumed.code == 0
-    assert resumed.out.splitlines()[0] == "training on cpu, engine eager, resumed after 1 epochs"
+    assert resumed.out.splitlines()[0] == "training on cpu, engine eager, resumed after 1 epoch"
     for name in ("model.safetensors", "assignments.csv", "exemplars.png", "config.yaml"):
         assert (tmp_path / "run" / name).read_bytes() == (path / name).read_bytes(), name
 

@@ -205,7 +205,8 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(secu, home):
     assert lines[0] == "120 images in digits"
     settings = [line.split("=")[0].split(":")[0].strip() for line in lines[1:-1]]
     expected = ["constraint.lower", "data.image_size", "data.channels", "decoding", "encoder.backbone"]
-    assert settings == [*expected, "optim.batch_size", "centers.kind", "heads", "optim.epochs", "augment", "answer"]
+    expected += ["optim.batch_size", "centers.kind", "heads", "optim.epochs", "neighbors.count", "augment", "answer"]
+    assert settings == expected
     assert re.fullmatch(r"about \d+ (seconds|minutes) on this device", lines[-1])
     assert tree(home) == before
 
@@ -262,11 +263,11 @@ def test_options_reach_the_config(secu, home, tmp_path):
 def test_the_time_limit_and_resume(secu, run, tmp_path):
     arguments = ("fit", "digits", "--clusters", 3, "--labels", "folder", *SHORT, "--out", tmp_path / "run")
     stopped = secu(*arguments, "--time-limit", "0.001s")
-    line = "stopped by --time-limit after 1 epochs; the same command with --resume continues"
+    line = "stopped by --time-limit after 1 epoch; the same command with --resume continues"
     assert stopped.out.splitlines()[-1] == line
     assert_one_line(secu("predict", tmp_path / "run", "digits"), "clusters.csv", "stopped after 1 of 3 epochs")
     resumed = secu(*arguments, "--resume")
-    assert "training on cpu, engine eager, resumed after 1 epochs" in resumed.out.splitlines()
+    assert "training on cpu, engine eager, resumed after 1 epoch" in resumed.out.splitlines()
     for name in ("model.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
 

@@ -230,11 +230,6 @@ def test_another_name_is_refused(path):
         format_of(path)
 
 
-def test_the_format_that_was_meant_is_named():
-    with pytest.raises(UserError, match="did you mean jsonl"):
-        format_of("a.json")
-
-
 # Reading back
 
 

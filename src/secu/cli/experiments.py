@@ -19,8 +19,8 @@ def ran_out_of_time(finished: "Finished") -> bool:
     """Return whether the run was stopped by --time-limit, and if so print how to continue."""
     if finished.results is not None:
         return False
-    done = finished.epochs_done
-    console.print(f"stopped by --time-limit after {done} epochs; the same command with --resume continues")
+    done = f"{finished.epochs_done} epoch{'s' * (finished.epochs_done != 1)}"
+    console.print(f"stopped by --time-limit after {done}; the same command with --resume continues")
     return True
 
 
