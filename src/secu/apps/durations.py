@@ -32,7 +32,7 @@ WITNESS_SECONDS = 2.2e-8  # of k-means, for a feature of an image and a cluster,
 FAISS = 47  # times as fast as the exact search, for a million vectors
 # Measured for lite0 on two CPU cores; those of GPUs are guesses.
 SPEEDS = {
-    "cpu": Speed(embedding=0.0108, step=0.0028, feature=7.2e-8, cluster=1.93e-8, product=1.2e-11),
+    "cpu": Speed(embedding=0.0108, step=0.0028, feature=7.2e-8, cluster=1.93e-8, product=2e-11),
     "mps": Speed(embedding=0.002, step=0.004, feature=1e-8, cluster=2e-9, product=2e-12),
     "cuda": Speed(embedding=0.0003, step=0.001, feature=1e-10, cluster=5e-11, product=1e-14),
 }
