@@ -1,5 +1,6 @@
 """Whole runs on feature vectors, given or of a frozen network: what is written, resuming, and all commands."""
 
+import itertools
 import math
 import shutil
 from importlib.util import find_spec
@@ -178,6 +179,17 @@ def test_the_choice_is_written_down(plain):
     assert config.answer in ("head", "shifted", "tree")
     assert (chosen["head"], chosen["answer"]) == (config.head, config.answer)
     assert plain.record()["amended"] == ["answer", "head"]
+
+
+@pytest.mark.parametrize("asked", [{"overrides": {"answer": "head"}}, {"balance": 0.5}])
+def test_the_best_of_several_heads_answers_also_where_only_heads_may(matrix, tmp_path, monkeypatch, asked):
+    """With the answer head, and with a balance."""
+    rising = itertools.count()
+    monkeypatch.setattr("secu.methods.answer.information", lambda labels, neighbors, clusters: next(rising))
+    request = request_of(matrix, overrides=merge(SHORT, asked.pop("overrides", {})), **asked)
+    run = fit_now(request, tmp_path / "run", report=False).run
+    assert run.config().answer == "head"
+    assert 0 < run.outcome()["answer"]["head"] == run.config().head < 4
 
 
 def test_prediction_of_the_same_vectors(plain, matrix, tmp_path):

@@ -135,7 +135,7 @@ class StableClustering(Method):
         config = self.config
         if self.clustering.guide is not None:
             return self._conclude_hints(self.clustering.guide)
-        if config.answer == "head":
+        if config.answer == "head" and config.heads.count(config.clusters) == 1:  # nothing to choose from
             return Conclusion()
         embeddings_ND = self.predictor().embed(images)
         summary: dict[str, Any] = {}
