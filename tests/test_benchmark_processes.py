@@ -37,7 +37,7 @@ def runs(trained, tmp_path):
 
 def test_equal_runs_are_equal(benchmark, runs):
     report = benchmark.compare(*runs)
-    assert (report["epochs"], report["steps"]) == (2, 6)
+    assert (report["epochs_compared"], report["steps_compared"]) == (2, 6)
     assert report["first_step_with_other_labels"] is None
     assert report["first_step_with_another_constraint"] is None
     assert report["all_processes_equal"]
