@@ -181,7 +181,7 @@ def main() -> None:
     about = {
         "command": shlex.join(["python", "benchmarks/processes.py", *sys.argv[1:]]),
         "commit": checked_out("benchmarks/processes.py"),
-        "hardware": hardware("cpu"),
+        "hardware": hardware("cpu") | {"threads": 1},  # of each process
         "torch": torch.__version__,
         "recipe": RECIPE,
         "overrides": arguments.overrides,

@@ -69,3 +69,15 @@ def test_differences_are_found(benchmark, runs):
     assert report["after_epoch"][2]["labels_that_differ"] == pytest.approx(1 / 1797)
     assert report["after_epoch"][2]["tensor"] == name
     assert report["after_epoch"][2]["difference"] == pytest.approx(0.5)
+
+
+def test_the_documentation_repeats_the_kept_result():
+    record = json.loads((ROOT / "benchmarks" / "results" / "processes-digits.json").read_text())
+    assert record["commit"]
+    assert record["overrides"] == []
+    assert (record["precision"], record["processes"]) == ("double", 2)
+    assert record["first_step_with_other_labels"] is record["first_step_with_another_constraint"] is None
+    assert record["all_processes_equal"]
+    assert record["largest_difference"] <= 8.2e-14
+    page = (ROOT / "docs" / "scale.md").read_text().replace("\n", " ")
+    assert f"{record['epochs_compared']} epochs, {record['steps_compared']:,} steps" in page
