@@ -1,10 +1,12 @@
 """Tiny runs that are trained by one process and by several, for test_processes.py, which runs this file."""
 
+import multiprocessing
 import os
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,33 +111,35 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(world: int, *words: str) -> list[subprocess.Popen[str]]:
-    """Start processes as torchrun does."""
-    port = str(free_port())
+def environment(world: int, port: int) -> dict[str, str]:
+    """Return what torchrun tells all of its processes."""
     common = {
-        **os.environ,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
-        "TORCHELASTIC_RUN_ID": "test",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    if world == 1:
-        del common["TORCHELASTIC_RUN_ID"]
+    return common | ({"TORCHELASTIC_RUN_ID": "test"} if world > 1 else {})
+
+
+def start(world: int, *words: str) -> list[subprocess.Popen[str]]:
+    """Start processes as torchrun does."""
+    common = os.environ | environment(world, free_port())
+    return [popen(words, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)]
+
+
+def start_jobs(world: int, folder: Path, first: Path, jobs: list[str]) -> subprocess.Popen[str]:
+    """Start this file, which does jobs in one process or in several."""
+    return popen(["process_cases.py", str(world), str(folder), str(first), *jobs], {**os.environ, **environment(1, 0)})
+
+
+def popen(words: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+    """Start Python in the folder of the tests."""
     pipe = subprocess.PIPE
-    return [
-        subprocess.Popen(
-            [sys.executable, *words],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            cwd=Path(__file__).parent,
-        )
-        for rank in range(world)
-    ]
+    here = Path(__file__).parent
+    return subprocess.Popen([sys.executable, *words], env=variables, stdout=pipe, stderr=pipe, text=True, cwd=here)
 
 
 def run_job(job: str, folder: Path, first: Path) -> None:
@@ -186,10 +190,8 @@ def embed(folder: Path) -> None:
     (folder / f"embedded-{processes.rank()}").write_text(str(net.seen))
 
 
-def main(folder: Path, first: Path, jobs: list[str]) -> None:
+def do_jobs(folder: Path, first: Path, jobs: list[str]) -> None:
     """Do jobs as one of several processes, or as the only one."""
-    torch.set_num_threads(1)
-    exactly()
     if processes.launched():
         processes.start()
     os.environ["SECU_DATA"] = str(folder / "data")
@@ -197,7 +199,35 @@ def main(folder: Path, first: Path, jobs: list[str]) -> None:
         run_job(job, folder, first)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+def be_rank(rank: int, world: int, port: int, *work: Any) -> None:
+    """Do jobs as one of several processes that this file forks."""
+    os.environ.update(environment(world, port), RANK=str(rank), LOCAL_RANK=str(rank))
+    do_jobs(*work)
     processes.barrier()
     os._exit(0)  # as secu does: the threads of a process group may abort while Python ends
+
+
+def main(world: int, *work: Any) -> int:
+    """Do jobs in one process, or in several copies of it; return 1 if one of them failed.
+
+    Copies have imported everything already. Four interpreters would take longer to start than all cases to train.
+    """
+    import torch._dynamo  # otherwise imported at the first step of each
+
+    torch.set_num_threads(1)
+    exactly()
+    if world == 1:
+        do_jobs(*work)
+        return 0
+    port = free_port()
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=be_rank, args=(rank, world, port, *work)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return int(any(process.exitcode for process in ranks))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from feature_runs import paint
-from process_cases import CASES, start
+from process_cases import CASES, start, start_jobs
 from secu.base import processes
 from secu.base.errors import UserError
 from secu.cli import app
@@ -26,8 +26,8 @@ from small_runs import assert_same
 from waiting import epochs_of, wait_for
 
 NAMES = (*CASES, "features", "selflabel", "selflabel-many")
-FEW = ("closed-form", "selflabel-many")  # for four processes
-STOPPED = ("size", "selflabel")  # after one epoch by one process, then resumed by several
+STOPPED = ("size", "selflabel")  # after one epoch by one process, then resumed by two
+STOPPED_BY_TWO = "entropy"  # resumed by one process and by four
 CLOSE = 1e-9  # relative error of numbers in double precision; tiny runs amplify rounding
 
 
@@ -75,7 +75,7 @@ def alone(base):
     folder = base / "1"
     folder.mkdir()
     jobs = [*NAMES, *commands(folder), *(f"stop:{name}" for name in STOPPED)]
-    ended(start(1, "process_cases.py", str(folder), str(folder / "size"), *jobs))
+    ended([start_jobs(1, folder, folder / "size", jobs)])
     return folder
 
 
@@ -83,17 +83,30 @@ def alone(base):
 def two(base, alone):
     folder = base / "2"
     shutil.copytree(alone / "stopped", folder / "stopped")
-    jobs = [*NAMES, *commands(folder), "stop:entropy", *(f"resume:{name}" for name in STOPPED)]
+    jobs = [*NAMES, *commands(folder), f"stop:{STOPPED_BY_TWO}", *(f"resume:{name}" for name in STOPPED)]
     jobs.append(shlex.join(["secu", *fit(base, folder / "uninterrupted")]))
-    ended(start(2, "process_cases.py", str(folder), str(alone / "size"), *jobs))
+    ended([start_jobs(2, folder, alone / "size", jobs)])
+    return folder
+
+
+def with_stopped(two, folder):
+    """Make a folder that contains the run that two processes began."""
+    shutil.copytree(two / "stopped" / STOPPED_BY_TWO, folder / "stopped" / STOPPED_BY_TWO)
     return folder
 
 
 @pytest.fixture(scope="module")
-def four(base, alone):
-    folder = base / "4"
-    folder.mkdir()
-    ended(start(4, "process_cases.py", str(folder), str(alone / "size"), *FEW))
+def four(base, alone, two):
+    folder = with_stopped(two, base / "4")
+    ended([start_jobs(4, folder, alone / "size", [*NAMES, f"resume:{STOPPED_BY_TWO}"])])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def again(base, alone, two):
+    """Continue in one process; return its folder."""
+    folder = with_stopped(two, base / "again")
+    ended([start_jobs(1, folder, alone / "size", [f"resume:{STOPPED_BY_TWO}"])])
     return folder
 
 
@@ -121,14 +134,19 @@ def test_two_processes_equal_one(alone, two, name):
     assert_alike(two, alone, name, 2)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", NAMES)
 def test_four_processes_equal_one(alone, four, name):
     assert_alike(four, alone, name, 4)
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_run_is_resumed_by_another_number_of_processes(alone, two, name):
+def test_a_run_of_one_process_is_resumed_by_two(alone, two, name):
     assert_alike(two / "stopped", alone, name, 2)
+
+
+@pytest.mark.parametrize(("folder", "world"), [("again", 1), ("four", 4)])
+def test_a_run_of_two_processes_is_resumed_by_another_number(alone, folder, world, request):
+    assert_alike(request.getfixturevalue(folder) / "stopped", alone, STOPPED_BY_TWO, world)
 
 
 def test_the_time_limit_ends_all_processes_after_the_same_epoch(two):
