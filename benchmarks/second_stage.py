@@ -130,6 +130,7 @@ def train(start: Start, words: str, arguments: argparse.Namespace, report: Recor
         seconds.append(time.perf_counter() - began)
         if not all(map(math.isfinite, losses.values())):
             raise UserError(f"loss: {losses} after epoch {epoch} is not finite")
+        method.end_epoch((epoch + 1) / config.optim.total_epochs)  # at the end, an average may become the model
         # The first epoch compiles, which a second run of the same variant would not do.
         over = sum(seconds[1:]) > arguments.seconds
         if (epoch + 1) % arguments.every == 0 or over or epoch + 1 == config.optim.total_epochs:

@@ -293,6 +293,24 @@ def test_variants_are_recorded_one_after_the_other(benchmark, first, tmp_path, m
     assert unlike == []  # the first run is described by the same numbers in all variants
 
 
+def test_an_average_of_epochs_is_evaluated_at_the_end(benchmark, first, tmp_path, monkeypatch):
+    built = []
+
+    def build(*arguments):
+        built.append(build_method(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(benchmark, "build_method", build)
+    words = "mean optim.epochs=2 optim.average_from=0 selflabel.keep_best=false selflabel.operations=0"
+    options = ["--json", str(tmp_path / "trials.json"), "--device", "cpu", "--commit", "abc"]
+    monkeypatch.setattr(sys, "argv", ["second_stage.py", str(first.path), words, *options])
+    benchmark.main()
+    (method,) = built
+    assert int(method.epoch_average.count) == 2
+    pairs = zip(method.encoder.parameters(), method.epoch_average.encoder.parameters(), strict=True)
+    assert all(torch.equal(weight, mean) for weight, mean in pairs)
+
+
 def test_time_limit_ends_a_variant(benchmark, first, tmp_path, monkeypatch):
     out = tmp_path / "trials.json"
     options = ["--json", str(out), "--every", "9", "--device", "cpu", "--commit", "abc", "--seconds", "0"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageFile
 
 from secu.data import load_images, open_source
 from secu.data.decoding.captions import MOST, read_caption
@@ -32,6 +32,16 @@ def test_what_is_no_caption_is_empty(tmp_path):
     assert read_caption(str(tmp_path / "b.jpg")) == ""
     assert read_caption(str(tmp_path / "missing.jpg")) == ""
     assert len(read_caption(save(tmp_path / "c.jpg", ImageDescription="x" * 9_000))) == MOST
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_no_picture_is_decoded_for_its_caption(tmp_path, monkeypatch, suffix):
+    plain = tmp_path / f"a.{suffix}"
+    Image.new("RGB", (8, 8)).save(plain)
+    described = save(tmp_path / f"b.{suffix}", ImageDescription="sea")
+    decoded = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: decoded.append(image.filename))
+    assert (read_caption(str(plain)), read_caption(described), decoded) == ("", "sea", [])
 
 
 def test_a_damaged_block_is_as_good_as_none(tmp_path):

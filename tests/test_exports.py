@@ -27,9 +27,9 @@ import torch
 from PIL import Image
 
 from feature_runs import blobs, paint, write_npy, write_table
-from own_images import SHORT, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
+from own_images import SHORT, contents, digits, fitted, rows_of, tree, write_folder, write_manifest, write_zip
 from secu.apps import originals as pictures_of
-from secu.apps.exports import atlas, content, places
+from secu.apps.exports import atlas, content, places, writing
 from secu.apps.exports import parquet as parquet_files
 from secu.apps.exports.content import Request, gather
 from secu.apps.exports.writing import FORMATS, export_to
@@ -527,6 +527,22 @@ def test_what_is_not_an_export_is_never_replaced(run, tmp_path, tool):
             export(run, tool, folder, force=True)
         assert tree(folder) == before
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(("force", "message"), [(False, "already exists"), (True, "is not an export of secu")])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_appears_during_an_export_is_not_replaced(run, tmp_path, monkeypatch, tool, force, message):
+    name = "out.parquet" if tool == "embedding-atlas" else "out"
+    gather = writing.gather
+
+    def while_somebody_writes_there(*arguments, **named):
+        (tmp_path / name).write_text("mine")
+        return gather(*arguments, **named)
+
+    monkeypatch.setattr(writing, "gather", while_somebody_writes_there)
+    with pytest.raises(UserError, match=message):
+        export(run, tool, tmp_path, force=force)
+    assert contents(tmp_path) == {name: b"mine"}
 
 
 def test_an_empty_folder_is_filled(run, tmp_path):

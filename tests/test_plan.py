@@ -2,11 +2,15 @@
 
 import itertools
 
+import numpy as np
 import pytest
+import torch
 
+from secu.apps.fit import SCRATCH, FitRequest, prepare
 from secu.apps.plan import Facts, Plan, estimate, make_plan
 from secu.base.errors import UserError
 from secu.config import Config, NeighborsConfig
+from secu.data import ArraySource
 
 PHOTOS = Facts(images=10_000, side=500, channels=3, device="cpu")
 
@@ -226,6 +230,13 @@ def test_neighbors_are_not_used_where_they_would_have_to_be_decoded_too_or_are_n
     found = plan(images=50_000, device="cuda", **overrides)
     assert found.config.neighbors.count == 0
     assert "of the image itself" in reason(found, "neighbors.count=0: both")
+
+
+@pytest.mark.parametrize(("asked", "count"), [(None, 0), (False, 10)])
+def test_neighbors_are_not_used_either_if_the_source_itself_prefers_to_decode_images_again(asked, count):
+    facts = Facts(50_000, 32, 3, "cuda", on_demand=True)
+    data = {} if asked is None else {"data": {"on_demand": asked}}
+    assert make_plan(facts, 10, None, data).config.neighbors.count == count
 
 
 @pytest.mark.parametrize(("device", "steps"), [("cpu", 5_000), ("cuda", 5_000)])
@@ -481,3 +492,13 @@ def test_reasons_are_those_of_what_is_done():
 def test_what_needs_gradients_gets_them_at_any_balance(asked):
     assert plan(balance=0.5).config.centers.kind == "closed_form"
     assert plan(balance=0.5, **asked).config.centers.kind == "sgd"
+
+
+@pytest.mark.parametrize(("streamed", "count"), [(True, 0), (False, 5)])
+def test_a_fit_plans_for_a_source_that_prefers_to_decode_images_again(monkeypatch, streamed, count):
+    monkeypatch.setattr("secu.apps.fit.choose_device", torch.device)
+    monkeypatch.setattr("secu.apps.view_plan.MANY_IMAGES", 30)
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    source = ArraySource("X", images).replaced(on_demand=streamed)
+    prepared = prepare(FitRequest(source, 3, device="cuda", encoder=SCRATCH))
+    assert prepared.plan.config.neighbors.count == count

@@ -21,6 +21,7 @@ from secu.methods.confident import most_confident
 from secu.methods.outcome import State, consistency, doubts
 from secu.methods.predictor import choose
 from secu.methods.selflabel import SelfLabeling, estimate
+from secu.results.results import find_results
 from secu.settings import load_config, merge
 from secu.train.checkpoint import load_method, load_predictor
 from secu.train.engine import Engine
@@ -290,6 +291,14 @@ def test_a_replaced_model_stays_so_when_the_run_is_resumed_at_its_end(doubted, f
     again = self_labeled(first, session.run.path, settings, resume=True)
     assert again.conclude(few_digits()).summary == conclusion.summary
     assert_same(again.run, session.run)
+
+
+def test_epochs_of_a_model_that_was_not_kept_are_no_reason_to_warn(doubted):
+    session, _, restored = doubted
+    session.run.add_metrics({"epoch": 9, "changed": 0.9})
+    found = find_results(session.run, load_predictor(session.run, CPU), few_digits())
+    unsettled = any("90% of the images still changed cluster" in warning for warning in found.warnings)
+    assert unsettled == (not restored)
 
 
 # The epoch that is kept

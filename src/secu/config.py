@@ -218,7 +218,7 @@ class SelfLabelConfig(Model):
     dual_lr: float = Field(0.1, gt=0)  # step size of the boost and of the sharpness of probabilities
     sharpen: bool = True  # sharpen or flatten probabilities until as many images are confident as agree
     statistics: Literal["shared", "separate"] = "shared"  # batch statistics of weak and strong views, without a teacher
-    keep_best: bool = True  # keep the last epoch near the best label-free score instead of the last epoch
+    keep_best: bool = True  # keep the last epoch near the best score; if it seems worse, the previous run's model
     weak_flip: bool = True  # whether weak views are flipped at random, like strong ones
     strong_style: Literal["secu", "scan"] = "secu"  # scan: cutouts of even sides in the mean color; posterize to 7 bits
     crop_padding: float = Field(0.125, ge=0, le=0.5)  # maximum shift of a strong view, as a fraction of the side

@@ -257,7 +257,7 @@ class SeCu(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         self.n_clusters_ = config.clusters
         self.choice_ = run.outcome().get("number")
         self.hints_ = run.outcome().get("hints")
-        self.warnings_ = run.warnings() + warnings_of(self.history_, found, config)
+        self.warnings_ = run.warnings() + warnings_of(run.model_metrics(), found, config)
 
     def _predictor(self, level: int | None = None) -> Predictor:
         """Return the model on the current device; it is cached, but not pickled. With a ``level``, it is built anew."""

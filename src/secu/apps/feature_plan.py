@@ -37,6 +37,7 @@ class Facts:
     features: int = 0  # length of given feature vectors; 0 for images
     frozen: str = ""  # the pretrained backbone whose features are clustered; empty if the encoder is trained
     room: int | None = None  # disk space in bytes that is free for decoded images; None if they are not cached
+    on_demand: bool = False  # whether the source prefers to decode them in every epoch
 
     @property
     def on_features(self) -> bool:

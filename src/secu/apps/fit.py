@@ -81,7 +81,8 @@ def prepare(request: FitRequest, before: Run | None = None) -> Prepared:
     values = _values(source, probe.values, asked.values)
     features = source.vectors.shape[1] if isinstance(source, VectorSource) else 0
     room = processes.agree(room_for(source, request.cache) if before is None else None)
-    facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features, room=room)
+    streamed = source.on_demand
+    facts = Facts(len(source.ids), probe.side, probe.channels, device.type, features, room=room, on_demand=streamed)
     facts, note = _with_backbone(facts, overrides, scratch=request.encoder == SCRATCH)
     hints = None if request.hints is None else read_hints(request.hints, source)
     inputs = {

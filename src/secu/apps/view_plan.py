@@ -10,7 +10,8 @@ NEIGHBORS = 10  # at most, in the run's own embeddings
 def neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     """Return the number of neighbors in the run's own embeddings; 0 if there are none."""
     many = facts.device == "cuda" and facts.images >= MANY_IMAGES
-    twice = settings["data"].get("on_demand") or asked(settings, "augment", "crop_from") == "original"
+    on_demand = asked(settings, "data", "on_demand", facts.on_demand)  # then neighbors would have to be decoded, too
+    twice = on_demand or asked(settings, "augment", "crop_from") == "original"
     usual = min(NEIGHBORS, neighbor_count(facts.images, clusters)) if many and not twice else 0
     count = asked(settings, "neighbors", "count", usual)
     why = "from the middle of the run on, the second view is of one of the image's neighbors in the run's embeddings"

@@ -51,7 +51,7 @@ def find_results(
         predictions=predictions,
         limits=outlier_limits(predictions, len(centers_KD)) - ROUNDING,
         scores=score_known(images.targets, predictions.cluster),
-        warnings=run.warnings() + warnings_of(run.metrics(), predictions, run.config()),
+        warnings=run.warnings() + warnings_of(run.model_metrics(), predictions, run.config()),
         leaves=find_leaves(clustering, embeddings_ND) if clustering is not None else None,
     )
 

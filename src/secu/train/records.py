@@ -143,6 +143,10 @@ class Records:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         return [_epoch(path, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
 
+    def model_metrics(self) -> list[dict[str, Any]]:
+        """Return the records of the epochs that led to the model: none if self-labeling kept the previous run's."""
+        return [] if "rejected" in self.outcome() else self.metrics()
+
     def keep_metrics(self, epochs: int) -> None:
         """Drop the records of epochs that the checkpoint does not include."""
         records = [record for record in self.metrics() if record["epoch"] < epochs]

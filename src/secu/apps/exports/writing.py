@@ -45,6 +45,7 @@ def export_to(tool: str, request: Request, destination: Path, *, force: bool = F
         request.listener.busy(f"writing {destination}")
         form.write(content, place)
         count = len(content.images)
+        _check(form, request, destination, force=force)  # again: something may have appeared there meanwhile
 
     try:
         remove_leftovers(destination.parent, destination.name)  # may put an earlier export back

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from PIL import ExifTags
+from PIL import ExifTags, Image
 
 from secu.data.decoding.decode import quiet
 from secu.data.decoding.image_files import opened
@@ -21,7 +21,7 @@ MOST = 2_000  # characters of a caption
 def read_caption(path: str) -> str:
     """Return the description, title, subject, comment and keywords of a file; empty if it has none."""
     with suppress(Exception), quiet(), opened(path) as image:  # a damaged EXIF block is as good as none
-        exif = image.getexif()
+        exif = Image.Image.getexif(image)  # that of a PNG would decode the picture, in case EXIF follows the pixels
         return " ".join(filter(None, (_text(exif.get(tag)) for tag in TEXTS)))[:MOST]
     return ""
 
