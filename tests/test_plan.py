@@ -224,7 +224,13 @@ def test_with_many_images_on_a_gpu_the_second_view_is_of_a_neighbor_of_the_same_
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"data": {"on_demand": True}}, {"augment": {"crop_from": "original"}}, {"neighbors": {"count": 0}}]
+    "overrides",
+    [
+        {"data": {"on_demand": True}},
+        {"augment": {"crop_from": "original"}},
+        {"neighbors": {"count": 0}},
+        {"encoder": {"backbone": "lite0", "trainable": "all"}},
+    ],
 )
 def test_neighbors_are_not_used_where_they_would_have_to_be_decoded_too_or_are_not_wanted(overrides):
     found = plan(images=50_000, device="cuda", **overrides)

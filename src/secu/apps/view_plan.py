@@ -3,6 +3,7 @@
 from typing import Any
 
 from secu.apps.feature_plan import MANY_IMAGES, Change, Facts, asked, neighbor_count
+from secu.nets.pretrained import describe
 
 NEIGHBORS = 10  # at most, in the run's own embeddings
 
@@ -12,7 +13,8 @@ def neighbors(facts: Facts, clusters: int, settings: dict[str, Any]) -> Change:
     many = facts.device == "cuda" and facts.images >= MANY_IMAGES
     on_demand = asked(settings, "data", "on_demand", facts.on_demand)  # then neighbors would have to be decoded, too
     twice = on_demand or asked(settings, "augment", "crop_from") == "original"
-    usual = min(NEIGHBORS, neighbor_count(facts.images, clusters)) if many and not twice else 0
+    from_scratch = describe(settings["encoder"]["backbone"]) is None  # with a pretrained network it was not measured
+    usual = min(NEIGHBORS, neighbor_count(facts.images, clusters)) if many and from_scratch and not twice else 0
     count = asked(settings, "neighbors", "count", usual)
     why = "from the middle of the run on, the second view is of one of the image's neighbors in the run's embeddings"
     if not count:
