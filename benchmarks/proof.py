@@ -1,7 +1,7 @@
 """Check that a code change did not change any number: tiny runs of every kind of training, bit for bit, on the CPU.
 
-    python benchmarks/proof.py record benchmarks/results/proof-1f66aa4.json      # about four minutes on one core
-    python benchmarks/proof.py compare benchmarks/results/proof-1f66aa4.json     # the same runs again; 1 if one differs
+    python benchmarks/proof.py record benchmarks/results/proof-35af351.json      # about four minutes on one core
+    python benchmarks/proof.py compare benchmarks/results/proof-35af351.json     # the same runs again; 1 if one differs
 
 Only the command line is used, so that all internals may change; PYTHONPATH selects the code to run. Numbers are
 reproducible only on the same kind of CPU, with the same version of torch and the same number of threads (here one).
