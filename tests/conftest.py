@@ -49,8 +49,10 @@ settings.load_profile("same")
 os.environ["OMP_NUM_THREADS"] = "1"  # for the programs that tests start
 torch.set_num_threads(1)
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; what tests start would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Ignored in the background and under nohup; what tests start would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_configure(config):

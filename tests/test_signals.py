@@ -112,7 +112,10 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path, number, times, code):
         for _ in range(times):
             process.send_signal(number)
             time.sleep(0.001)
-        errors = process.communicate(timeout=60)[1]
+        try:
+            errors = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode == code
     what = "interrupted" if number == signal.SIGINT else "terminated"
     assert errors == f"secu: {what}; the same command with --resume continues from the last checkpoint, if any\n"
