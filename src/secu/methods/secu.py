@@ -135,7 +135,8 @@ class StableClustering(Method):
         config = self.config
         if self.clustering.guide is not None:
             return self._conclude_hints(self.clustering.guide)
-        if config.answer == "head" and config.heads.count(config.clusters) == 1:  # nothing to choose from
+        twins = [number for number, size in enumerate(config.heads) if size == config.clusters]
+        if config.answer == "head" and (len(twins) == 1 or config.head > twins[0]):  # or the user has chosen
             return Conclusion()
         embeddings_ND = self.predictor().embed(images)
         summary: dict[str, Any] = {}
