@@ -50,7 +50,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the programs that tests start
 torch.set_num_threads(1)
 
 # Ignored in the background and under nohup; what tests start would inherit that.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+for number, handler in USUAL.items():
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
