@@ -106,8 +106,8 @@ def test_nothing_but_names_and_corrections_changed_since_version_0_1():
 def test_all_recipes_are_there():
     names = (
         "cifar10 cifar10-ce cifar10-closed-form cifar10-coke cifar10-entropy cifar10-fast cifar10-neighbors cifar100 "
-        "cifar100-20 cifar100-20-entropy cifar100-entropy digits imagenet imagenet-entropy stl10 stl10-entropy "
-        "stl10-stage2"
+        "cifar100-20 cifar100-20-entropy cifar100-20-neighbors cifar100-entropy digits imagenet imagenet-entropy stl10 "
+        "stl10-entropy stl10-stage2"
     )
     assert recipe_names() == names.split()
 
