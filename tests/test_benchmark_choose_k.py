@@ -272,6 +272,22 @@ def test_a_setting_is_trained_and_clusters_with_images_are_counted(choose_k, wea
     assert weaker.settings_of("default", 200) == {}
 
 
+def test_a_setting_is_compared_with_the_default_on_the_same_cases_and_seed(weaker):
+    misses = row("b-uneven", 0, 3, setting=weaker.ON_ALL, in_range=False)
+    changed = [row("a", 0, 8, setting=weaker.ON_ALL), misses, row("a", 0, 3, setting="size-0.3")]
+    defaults = [row("a", 0, 3), row("a", 1, 8), row("b-uneven", 0, 9), row("c", 0, 8)]
+    lines = weaker.table_of_all(changed, defaults).splitlines()[2:]
+    counts = [" ".join(line.split(" | ")[2:4]) for line in lines]
+    assert counts == [
+        "1 of 1 (100%) 0 of 1 (0%)",
+        "1 of 1 (100%) 1 of 1 (100%)",
+        "1 of 1 (100%) 1 of 1 (100%)",
+        "0 of 1 (0%) 0 of 1 (0%)",
+        "2 of 2 (100%) 1 of 2 (50%)",
+        "1 of 2 (50%) 1 of 2 (50%)",
+    ]
+
+
 def test_the_table_of_settings_is_that_of_the_kept_results(weaker):
     rows = json.loads(weaker.RESULT.read_text())["rows"]
     assert all(row["commit"] for row in rows)
