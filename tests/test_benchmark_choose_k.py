@@ -288,7 +288,11 @@ def test_a_setting_is_compared_with_the_default_on_the_same_cases_and_seed(weake
     ]
 
 
-def test_the_table_of_settings_is_that_of_the_kept_results(weaker):
+def test_the_tables_of_settings_are_those_of_the_kept_results(choose_k, weaker):
     rows = json.loads(weaker.RESULT.read_text())["rows"]
     assert all(row["commit"] for row in rows)
-    assert f"{weaker.BEGIN}{weaker.table(rows)}{weaker.END}" in weaker.DOC.read_text()
+    assert {row["case"] for row in rows if row["setting"] == weaker.ON_ALL} == {*weaker.ALL}
+    defaults = json.loads(choose_k.RESULT.read_text())["rows"]
+    page = weaker.DOC.read_text()
+    assert f"{weaker.BEGIN}{weaker.table(rows)}{weaker.END}" in page
+    assert f"{weaker.BEGIN_ALL}{weaker.table_of_all(rows, defaults)}{weaker.END}" in page
