@@ -4,9 +4,10 @@
     python benchmarks/feed.py --images 500 --json FILE
 
 It writes photos of 500 x 375 pixels as JPEG files and as tar shards, reads them in random order through the feed of a
-run, without training on them, and decodes the same bytes from memory in as many threads. A feed must reach 85% of that.
-Each rate is the median of several rounds, in which all of them take turns; a share is the median of its rounds, since a
-machine that others use is not equally fast in all of them. CPU seconds hardly depend on them.
+run, without training on them, and decodes the same bytes from memory in as many threads or processes. A feed must reach
+85% of that. Each rate is the median of several rounds, in which all of them take turns; a share is the median of its
+rounds, since a machine that others use is not equally fast in all of them. CPU seconds hardly depend on them, but those
+of other processes are not included.
 """
 
 import argparse
@@ -28,7 +29,8 @@ from results import KEPT
 
 from secu.base.files import write_json
 from secu.data import Images, load_images, open_source
-from secu.data.decoding.decode import decode
+from secu.data.decoding.decode import MAX_PIXELS
+from secu.data.decoding.workers import Decoder, Task
 from secu.data.stream import cores
 from secu.train.device import choose_device
 from secu.train.feed import HostFeed
@@ -75,9 +77,12 @@ def feed_epoch(images: Images, batch: int, device: torch.device) -> None:
 
 
 def decode_epoch(files: list[bytes], size: int, workers: int) -> None:
-    """Decode all photos from memory in threads."""
+    """Decode all photos from memory, in threads or processes as a run does."""
+    decoder = Decoder(len(files), workers, None, MAX_PIXELS)
+    tasks = [Task(content, size, 3) for content in files]
+    parts = [tasks[start : start + decoder.at_once] for start in range(0, len(tasks), decoder.at_once)]
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda content: decode(content, size, 3), files):
+        for _ in pool.map(decoder, parts):
             pass
 
 

@@ -21,6 +21,7 @@ import secu.data.cache as data_cache
 import secu.data.stream as data_stream
 from secu.base.errors import UserError
 from secu.data import Images, decoded, load_images, open_source
+from secu.data.decoding import workers
 from secu.train.feed import ResidentFeed, build_feed
 
 
@@ -56,8 +57,8 @@ def cache(tmp_path):
 def decodes(monkeypatch):
     """Count the images that are decoded."""
     calls = []
-    decode = data_stream.decode
-    monkeypatch.setattr(data_stream, "decode", lambda *a: calls.append(a) or decode(*a))
+    decode = workers.decode
+    monkeypatch.setattr(workers, "decode", lambda *a: calls.append(a) or decode(*a))
     return calls
 
 
@@ -234,15 +235,15 @@ def test_a_mended_file_is_found_again(pictures, cache):
 
 
 def test_errors_that_may_pass_are_not_remembered(pictures, cache, monkeypatch, decodes):
-    original = data_stream.decode
+    original = workers.decode
 
     def flaky(raw, *rest):
         if raw.endswith("/5.png"):
-            raise data_stream.BadImage("Input/output error", lasting=False)
+            raise workers.BadImage("Input/output error", lasting=False)
         return original(raw, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(data_stream, "decode", flaky)
+        patch.setattr(workers, "decode", flaky)
         assert len(load_images(open_source(pictures), (3, 8, 8), cache=cache)) == 29
     assert len(load_images(open_source(pictures), (3, 8, 8), cache=cache)) == 30
 
@@ -264,10 +265,10 @@ def test_ctrl_c_leaves_what_the_next_call_continues(pictures, cache):
 INTERRUPTED = """
 import sys, time
 from pathlib import Path
-import secu.data.stream as data_stream
+from secu.data.decoding import workers
 from secu.data import load_images, open_source
-decode = data_stream.decode
-data_stream.decode = lambda *a: time.sleep(0.05) or decode(*a)
+decode = workers.decode
+workers.decode = lambda *a: time.sleep(0.05) or decode(*a)
 load_images(open_source(sys.argv[1]), (3, 8, 8), cache=Path(sys.argv[2]), progress=lambda *a: print(*a, flush=True))
 """
 
@@ -285,8 +286,8 @@ def test_a_real_ctrl_c(pictures, cache):
 
 
 def test_ctrl_c_does_not_wait_for_the_queue(pictures, cache, monkeypatch, decodes):
-    counted = data_stream.decode
-    monkeypatch.setattr(data_stream, "decode", lambda *a: time.sleep(0.5) or counted(*a))
+    counted = workers.decode
+    monkeypatch.setattr(workers, "decode", lambda *a: time.sleep(0.5) or counted(*a))
     monkeypatch.setattr(data_stream, "cores", lambda: 2)
 
     def press(done, total):

@@ -160,7 +160,7 @@ def test_each_picture_is_decoded_once_for_training_hashes_and_report(tmp_path, m
     (tmp_path / "p").mkdir()
     for number, pixels in enumerate(digits(40)[0]):
         Image.fromarray(pixels).resize((80, 80)).save(tmp_path / "p" / f"{number}.png")
-    decoded = counted(monkeypatch, "secu.data.stream.decode")
+    decoded = counted(monkeypatch, "secu.data.decoding.workers.decode")
     phases = Phases(decoded)
     none = {"optim": {"epochs": 0}}
     prepared = prepare(request_of(tmp_path / "p", encoder="scratch", overrides=none, cache=tmp_path / "cache"))

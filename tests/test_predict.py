@@ -18,6 +18,7 @@ from secu.apps import predict
 from secu.apps.predict import limits_of, predict_source
 from secu.base.errors import UserError
 from secu.data import ArraySource, open_source, stream
+from secu.data.decoding import workers
 from secu.settings import merge
 from secu.train.listener import Listener
 from secu.train.run import Run
@@ -338,7 +339,7 @@ def test_an_interruption_while_a_thread_starts(run, tmp_path, monkeypatch, side)
         return method
 
     monkeypatch.setattr(source, "ready", slow(source.ready))
-    monkeypatch.setattr(stream, "decode", slow(stream.decode))
+    monkeypatch.setattr(workers, "decode", slow(workers.decode))
     monkeypatch.setattr(threading.Thread, "start", start)
     threads = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):

@@ -1,11 +1,11 @@
-"""Decode a source to squares of uint8 in threads, one image or one batch at a time, with bounded memory."""
+"""Decode a source to squares of uint8, one image or one batch at a time, ahead of their use and with bounded memory."""
 
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 
 import numpy as np
@@ -15,11 +15,11 @@ from secu.base import processes
 from secu.base.threads import finish
 from secu.data.broken import Broken
 from secu.data.decoding.cutting import Choose
-from secu.data.decoding.decode import Raw, decode, decode_crops, quiet
+from secu.data.decoding.decode import Raw, quiet
 from secu.data.decoding.image_files import BadImage, as_bad_image
+from secu.data.decoding.workers import Decoder, Outcome, Task
 from secu.data.sources.base import Shape, Source
 
-Outcome = NDArray[np.uint8] | BadImage
 Batch = tuple[list[int], NDArray[np.uint8], list[tuple[int, BadImage]]]
 AHEAD = 4  # images read ahead for each thread
 AT_ONCE = 128  # images per decoded batch; small enough for smooth progress on large photos
@@ -28,7 +28,7 @@ AT_ONCE = 128  # images per decoded batch; small enough for smooth progress on l
 def decoded(
     source: Source, shape: Shape | Mapping[int, Shape], values: str | None = None, *, workers: int | None = None
 ) -> Generator[tuple[int, Outcome]]:
-    """Decode all images in threads (pillow releases the GIL), in ``source.order``; or some, each to its own shape.
+    """Decode all images in threads or processes, in ``source.order``; or some, each to its own shape.
 
     Images are read sequentially in the calling thread, as archives require; memory use does not depend on their number.
     Close the iterator (``contextlib.closing``) when leaving it early.
@@ -37,26 +37,32 @@ def decoded(
         The index of an image, and its pixels (C, S, S) or a ``BadImage``.
     """
     workers = workers or cores()
-    waiting: deque[tuple[int, Future[Outcome]]] = deque()
+    decoder = Decoder(len(source), workers, values, source.max_pixels)
+    order = iter(sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order)
+    waiting: deque[tuple[list[int], Future[list[Outcome]]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         with quiet():
-            for i in sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order:
+            while some := list(islice(order, decoder.at_once)):
                 if len(waiting) >= AHEAD * workers:
-                    first, future = waiting[0]
-                    outcome = future.result()
-                    waiting.popleft()
-                    yield first, outcome
-                own = shape[i] if isinstance(shape, Mapping) else shape
-                raw = read_raw(source, i, values)
-                waiting.append((i, pool.submit(_outcome, raw, own, values, source.max_pixels)))
+                    yield from _first(waiting)
+                shapes = [shape[i] if isinstance(shape, Mapping) else shape for i in some]
+                tasks = [
+                    Task(read_raw(source, i, values), size, channels)
+                    for i, (channels, size, _) in zip(some, shapes, strict=True)
+                ]
+                waiting.append((some, pool.submit(decoder, tasks)))
             while waiting:
-                first, future = waiting[0]
-                outcome = future.result()
-                waiting.popleft()
-                yield first, outcome
+                yield from _first(waiting)
     finally:
         finish(pool, [future for _, future in waiting])
+
+
+def _first(waiting: deque[tuple[list[int], Future[list[Outcome]]]]) -> Iterable[tuple[int, Outcome]]:
+    numbers, future = waiting[0]
+    outcomes = future.result()
+    waiting.popleft()
+    return zip(numbers, outcomes, strict=True)
 
 
 def needs_decoding(source: Source, shape: Shape, values: str | None = None) -> bool:
@@ -100,15 +106,19 @@ def decoded_ahead(
     """
     waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
     pool = _lasting_pool()
+    reader = _Reader(broken, shape, values)
+    step = reader.decoder.at_once
 
-    def fill(pixels: NDArray[np.uint8], number: int) -> None:
-        pixels[:] = broken.or_another(number, lambda i: broken.source.decode(i, shape[1], shape[0], values))
+    def fill(pixels: NDArray[np.uint8], numbers: Sequence[int]) -> None:
+        for row, image in zip(pixels, reader.read(numbers), strict=True):
+            row[:] = image
 
     try:
         for numbers in batches:
             pixels = np.empty((len(numbers), *shape), np.uint8)
-            waiting.append((pixels, [pool.submit(fill, pixels[row], i) for row, i in enumerate(numbers)]))
-            while sum(len(futures) for _, futures in waiting) > len(numbers) + AHEAD * cores():
+            parts = [slice(start, start + step) for start in range(0, len(numbers), step)]
+            waiting.append((pixels, [pool.submit(fill, pixels[part], numbers[part]) for part in parts]))
+            while sum(len(futures) for _, futures in waiting) > len(parts) + AHEAD * cores():
                 yield _finished(*waiting.popleft())
         while waiting:
             yield _finished(*waiting.popleft())
@@ -131,16 +141,40 @@ def crop_now(
 
     Another image takes the place of one that cannot be read (broken.py).
     """
-    source = broken.source
+    reader = _Reader(broken, shape, values)
+    step = reader.decoder.at_once
+    parts = [slice(start, start + step) for start in range(0, len(numbers), step)]
+    crops = _lasting_pool().map(reader.read, [numbers[part] for part in parts], [choose[part] for part in parts])
+    return np.stack([image for some in crops for image in some], axis=1)
 
-    def crops(i: int, choose: Choose) -> NDArray[np.uint8]:
-        with as_bad_image():
-            return decode_crops(source.read(i, values), choose, shape[1], shape[0], values, source.max_pixels)
 
-    def fill(row: int) -> NDArray[np.uint8]:
-        return broken.or_another(numbers[row], lambda i: crops(i, choose[row]))
+class _Reader:
+    """Reads and decodes images of a source in any order; another image takes the place of a broken one."""
 
-    return np.stack(list(_lasting_pool().map(fill, range(len(numbers)))), axis=1)
+    def __init__(self, broken: Broken, shape: Shape, values: str | None) -> None:
+        self.broken = broken
+        self.shape = shape
+        self.values = values
+        self.decoder = Decoder(len(broken.source), cores(), values, broken.source.max_pixels)
+
+    def read(self, numbers: Sequence[int], choose: Sequence[Choose] | None = None) -> list[NDArray[np.uint8]]:
+        """Return the pixels of some images: their centers, or the boxes that are chosen for each."""
+        chosen = [None] * len(numbers) if choose is None else choose
+        outcomes = self.decoder([self._task(i, boxes) for i, boxes in zip(numbers, chosen, strict=True)])
+        found = zip(numbers, outcomes, chosen, strict=True)
+        return [self.broken.or_another(i, partial(self._attempt, i, outcome, boxes)) for i, outcome, boxes in found]
+
+    def _task(self, i: int, choose: Choose | None) -> Task:
+        channels, size, _ = self.shape
+        return Task(read_raw(self.broken.source, i, self.values), size, channels, choose)
+
+    def _attempt(self, first: int, outcome: Outcome, choose: Choose | None, i: int) -> NDArray[np.uint8]:
+        """Return what has become of the first image, or decode another one."""
+        if i != first:
+            outcome = self.decoder([self._task(i, choose)])[0]
+        if isinstance(outcome, BadImage):
+            raise outcome
+        return outcome
 
 
 @cache
@@ -153,14 +187,6 @@ def read_raw(source: Source, i: int, values: str | None) -> Raw | BadImage:
     try:
         with as_bad_image():
             return source.read(i, values)
-    except BadImage as bad:
-        return bad
-
-
-def _outcome(raw: Raw | BadImage, shape: Shape, values: str | None, max_pixels: int) -> Outcome:
-    channels, size, _ = shape
-    try:
-        return raw if isinstance(raw, BadImage) else decode(raw, size, channels, values, max_pixels)
     except BadImage as bad:
         return bad
 

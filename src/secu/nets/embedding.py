@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +28,8 @@ from secu.base.threads import finish
 from secu.data import BadImage, Images, Progress, Shape, Source, data_root
 from secu.data.broken import unreadable
 from secu.data.cache import Stored, cannot_write, forget_earlier_states, state_of
-from secu.data.decoding.decode import Raw, decode, quiet
+from secu.data.decoding.decode import Raw, quiet
+from secu.data.decoding.workers import Decoder, Task
 from secu.data.loading import combine, require_few_bad
 from secu.data.rows import FileRows
 from secu.data.stream import cores, read_raw
@@ -107,6 +108,8 @@ class Embedding:
         self.values = values
         self.progress = progress
         self.features = int(front.load().features)  # type: ignore[arg-type]
+        on_cpu = front.mean.device.type == "cpu"  # there, the network keeps the cores busy
+        self.decoder = Decoder(len(source), 1 if on_cpu else cores(), values, source.max_pixels)
 
     def rows(self, part: range, done: int = 0) -> Generator[Rows]:
         """Yield the rows of a part of all images but the first ``done`` of it, a chunk at a time."""
@@ -138,12 +141,9 @@ class Embedding:
         """Return the rows of some images."""
         rows = np.zeros(len(raws), row_type(self.features))
         rows["features"] = np.nan
-        decoded = {}
         channels, size, _ = self.shape
-        for number, raw in enumerate(raws):
-            with suppress(BadImage):
-                if not isinstance(raw, BadImage):
-                    decoded[number] = decode(raw, size, channels, self.values, self.source.max_pixels)
+        outcomes = self.decoder([Task(raw, size, channels) for raw in raws])
+        decoded = {number: image for number, image in enumerate(outcomes) if not isinstance(image, BadImage)}
         if decoded:
             pixels = torch.from_numpy(np.stack(list(decoded.values())))
             features = self.front(pixels.to(self.front.mean.device)).clamp(-LARGEST, LARGEST)

@@ -18,7 +18,7 @@ The rules, in order:
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil, floor
 from typing import cast
 
@@ -37,7 +37,7 @@ DEEP = {f"int 0..{highest}": highest for highest in (1023, 4095, 16383, 65_535)}
 
 Raw = str | bytes | NDArray[np.uint8]  # an image as read from a source: its path, its bytes or its pixels
 
-_one_large = threading.Lock()
+_one_large: AbstractContextManager[object] = threading.Lock()
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -47,6 +47,12 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def share_turns(lock: AbstractContextManager[object]) -> None:
+    """Let this process take turns with others at decoding large images."""
+    global _one_large
+    _one_large = lock
 
 
 @contextmanager
