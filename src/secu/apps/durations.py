@@ -11,9 +11,17 @@ from secu.views.neighbors import uses_faiss
 
 # Images per second, forward and backward, for two views of 32 x 32 pixels; scaled by the number of pixels. Rough
 # estimates: measured on two CPU cores and one H200; mps is a guess.
-SPEED = {("cpu", "small"): 300, ("cpu", "resnet18"): 14, ("mps", "resnet18"): 800, ("cuda", "resnet18"): 28_000}
+SPEED = {
+    ("cpu", "small"): 300,
+    ("cpu", "resnet18"): 14,
+    ("cpu", "lite0"): 170,
+    ("mps", "resnet18"): 800,
+    ("cuda", "resnet18"): 28_000,
+    ("cuda", "lite0"): 80_000,
+}
 SHORTEST_STEP = {"cuda": 0.0038}  # seconds; small batches do not fill a GPU
 STARTING = {"cpu": 5, "mps": 20, "cuda": 80}  # seconds for imports, compilation, and the report
+STARTING_ON_FEATURES = {"cuda": 45}  # less is compiled
 READ_PIXELS = 60e6  # pixels decoded per second and core
 READ_FILES = 4_000  # files opened per second and core
 
@@ -63,7 +71,10 @@ def reading(facts: Facts) -> float:
 def overhead(config: Config, facts: Facts) -> float:
     """Return a rough estimate of the seconds for starting, reading images, and writing the report."""
     embedding = embedding_seconds(config, facts) if facts.frozen else 0.0
-    return STARTING.get(facts.device, STARTING["cpu"]) + reading(facts) + embedding
+    starting = STARTING.get(facts.device, STARTING["cpu"])
+    if facts.on_features:
+        starting = STARTING_ON_FEATURES.get(facts.device, starting)
+    return starting + reading(facts) + embedding
 
 
 def estimate_on_features(config: Config, facts: Facts) -> float:
