@@ -188,6 +188,14 @@ def test_other_runs_are_advised_to_raise_balance(asked):
     assert all("raise balance" in text for text in found)
 
 
+def test_a_run_over_a_range_is_not_advised_to_raise_what_it_refuses():
+    """The option is refused: `secu fit photos -k 3..20 --balance 0.9`."""
+    asked = resolve({"heads": [5, 10], "answer": "number", "constraint": {"kind": "entropy"}})
+    found = warnings_of([{"changed": 0.0, "crowded": 0.95}], predictions((90, 0, 0, 5, 5)), asked)
+    assert len(found) == 3
+    assert all("choose one number of clusters (-k) and raise balance" in text for text in found)
+
+
 def test_the_head_that_answers_is_judged():
     """Of its clusters, not of those of the first head."""
     asked = resolve({"heads": [3, 5], "head": 1})

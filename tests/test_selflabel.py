@@ -224,6 +224,9 @@ def test_doubts_name_what_got_worse():
     assert doubts(good, replace(good, information=0.6)) == ["the label-free score fell from 0.800 to 0.600"]
     (line,) = doubts(good, replace(good, agreement=0.81))
     assert line == "random views of an image are in its cluster less often than before (81.0%, 90.0% before)"
+    tiny = replace(good, sizes=(100, 4, 5))
+    (line,) = doubts(tiny, replace(good, sizes=(107, 0, 2)))  # 4 images may go by chance
+    assert line == "cluster 2 fell from 5 to 2 images"
     (line,) = doubts(good, replace(good, sizes=(54, 60, 90)))  # not the smallest, but less than half of its size
     assert line == "cluster 0 fell from 110 to 54 images"
     assert len(doubts(good, replace(good, information=0.1, sizes=(0, 60, 0)))) == 3

@@ -19,6 +19,7 @@ from secu.views.augment import Augmentation
 # Drops above which the second model is not trusted (docs/lab/self-labeling.md).
 LESS_INFORMATION = 0.1
 LESS_AGREEMENT = 0.08
+FEW = 5  # images; the loss of a smaller cluster may be chance
 
 
 class Consistency(NamedTuple):
@@ -110,6 +111,6 @@ def doubts(before: State, after: State) -> list[str]:
             f"({after.agreement:.1%}, {before.agreement:.1%} before)"
         )
     for cluster, (then, now) in enumerate(zip(before.sizes, after.sizes, strict=True)):
-        if now < then / 2:
+        if then >= FEW and now < then / 2:
             found.append(f"cluster {cluster} fell from {then:,} to {now:,} images")
     return found

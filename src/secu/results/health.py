@@ -44,6 +44,8 @@ def _balance(config: Config) -> float | None:
 
 def _more_equal(config: Config) -> str:
     """Return advice on how to make cluster sizes more equal."""
+    if config.answer == "number":  # which sets no bounds
+        return "choose one number of clusters (-k) and raise balance"
     has_previous_run = config.init_from is not None
     return "keep the previous run" if has_previous_run and _balance(config) is None else "raise balance"
 
@@ -100,7 +102,7 @@ def _crowded(crowded: float, config: Config) -> str:
     if crowded > (CROWDED if balance is None else max(CROWDED, 1 - balance)):
         return (
             f"an additional, finer head put {crowded:.0%} of all images into one cluster: "
-            "train longer (optim.epochs), raise balance, or train a single head (heads=[number of clusters])"
+            f"train longer (optim.epochs), {_more_equal(config)}, or train a single head (heads=[number of clusters])"
         )
     return ""
 
