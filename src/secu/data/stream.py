@@ -37,13 +37,14 @@ def decoded(
         The index of an image, and its pixels (C, S, S) or a ``BadImage``.
     """
     workers = workers or cores()
-    decoder = Decoder(len(source), workers, values, source.max_pixels)
-    order = iter(sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order)
+    order = sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order
+    decoder = Decoder(len(order), workers, values, source.max_pixels)
+    rest = iter(order)
     waiting: deque[tuple[list[int], Future[list[Outcome]]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         with quiet():
-            while some := list(islice(order, decoder.at_once)):
+            while some := list(islice(rest, decoder.at_once)):
                 if len(waiting) >= AHEAD * workers:
                     yield from _first(waiting)
                 shapes = [shape[i] if isinstance(shape, Mapping) else shape for i in some]

@@ -49,7 +49,7 @@ class Decoder:
     """Decodes some images of a source at a time; may be called by several threads at once.
 
     Args:
-        images: Number of images in the source.
+        images: Number of images that may be decoded.
         workers: Number of threads that call this, and of processes, if there are any.
         values: See ``decode``.
         max_pixels: See ``decode``.
