@@ -1,17 +1,20 @@
 """Decoding in worker processes: the same images as in threads, and nothing is left behind."""
 
+import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from secu.base.errors import UserError
 from secu.config import AugmentConfig
@@ -19,6 +22,7 @@ from secu.data import open_source
 from secu.data.broken import Broken
 from secu.data.decoding import decode, workers
 from secu.data.decoding.image_files import BadImage
+from secu.data.decoding.process import Process
 from secu.data.decoding.workers import Decoder, Task
 from secu.data.stream import crop_now, decoded, decoded_ahead
 from secu.views.originals import OriginalCrops
@@ -43,14 +47,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Decode in two processes, however few cores and images there are."""
+    """Decode in processes, however few cores and images there are."""
+    workers.end_idle()
     monkeypatch.setattr(workers, "THREADS_SUFFICE", 0)
     monkeypatch.setattr(workers, "ENOUGH", 1)
-    monkeypatch.setattr(workers, "AT_ONCE", 3)
     yield
-    if workers._processes.cache_info().currsize:
-        workers._processes(2).executor.shutdown(kill_workers=True)
-    workers._processes.cache_clear()
+    workers.end_idle()
 
 
 def all_ways(folder):
@@ -75,7 +77,7 @@ def test_processes_decode_what_threads_do(folder, request):
     in_threads = all_ways(folder)
     request.getfixturevalue("processes")
     assert all_ways(folder) == in_threads
-    assert workers._processes.cache_info().currsize == 1
+    assert 1 <= len(workers._idle) <= max(2, os.cpu_count())
     plain, _, ahead, crops, reasons = in_threads
     assert sum(isinstance(image, str) for _, image in plain) == 4
     assert [len(batch) for batch in ahead] == [3, 5, 1]
@@ -96,35 +98,166 @@ def test_arrays_are_scaled_in_the_thread(processes):
     decoder = Decoder(10, 2, None, decode.MAX_PIXELS)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     assert decoder([Task(pixels, 8, 3)])[0].tolist() == pixels.transpose(2, 0, 1).tolist()
-    assert not workers._processes.cache_info().currsize
+    assert not workers._idle
 
 
 def end_this_process(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def decoder_of(images=10):
+    return Decoder(images, 2, None, decode.MAX_PIXELS)
+
+
 def test_a_killed_process_is_one_line_and_the_next_call_works(folder, processes):
-    decoder = Decoder(10, 2, None, decode.MAX_PIXELS)
+    decoder = decoder_of()
     path = str(folder / "00.png")
     with pytest.raises(UserError, match=r"^source: a process that decodes images was ended, probably for lack of"):
         decoder([Task(path, 8, 3, choose=end_this_process)])
     assert decoder([Task(path, 8, 3)])[0].shape == (3, 8, 8)
 
 
-def test_large_images_are_decoded_one_at_a_time_across_processes(tmp_path, processes, monkeypatch):
-    """A worker holds the lock that all of them share while it decodes a large image."""
-    executor, turns = workers._processes(2)
+def test_an_idle_process_may_end(folder, processes):
+    """By itself, after a while, or because somebody kills it: that is no error."""
+    decoder = decoder_of()
+    task = Task(str(folder / "00.png"), 8, 3)
+    for _ in range(2):
+        decoder([task])
+        (process,) = workers._idle
+        process.popen.kill()
+        process.popen.wait()
+    assert decoder([task])[0].shape == (3, 8, 8)
+
+
+def test_a_process_that_ends_for_lack_of_work_while_it_is_called_is_replaced(folder, processes, monkeypatch):
+    decoder = decoder_of()
+    task = Task(str(folder / "00.png"), 8, 3)
+    decoder([task])
+    (process,) = workers._idle
+    monkeypatch.setattr(Process, "runs", True)  # not noticed yet
+    process.popen.send_signal(signal.SIGALRM)
+    process.popen.wait()
+    assert decoder([task])[0].shape == (3, 8, 8)
+
+
+def test_an_idle_process_ends_after_a_while(tmp_path):
+    code = "from secu.data.decoding import process; process.IDLE = 1; process.serve()"
+    start = f"import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); {code}"
+    script = f"from secu.data.decoding import process; process.START = {start!r}; p = process.Process(); "
+    script += "assert p.call(abs, -3) == 3; assert p.runs; print(p.popen.wait(timeout=20))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{-signal.SIGALRM}\n", done.stderr
+
+
+def test_without_another_process_the_thread_decodes(folder, processes, monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert decoder_of()([Task(str(folder / "00.png"), 8, 3)])[0].shape == (3, 8, 8)
+
+
+def test_errors_of_a_call_come_back(processes):
+    process = Process()
+    with pytest.raises(ValueError, match="invalid literal"):
+        process.call(int, "x")
+    assert process.call(int, "7") == 7
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        process.call(lambda: 0)
+    assert process.call(int, "8") == 8
+    process.end()
+
+
+def test_paths_are_those_of_the_folder_of_now(tmp_path, processes, monkeypatch):
+    for name, color in (("a", 10), ("b", 200)):
+        (tmp_path / name).mkdir()
+        Image.new("L", (4, 4), color).save(tmp_path / name / "x.png")
+    for name, color in (("a", 10), ("b", 200)):
+        monkeypatch.chdir(tmp_path / name)
+        assert decoder_of()([Task("x.png", 2, 1)])[0].tolist() == [[[color] * 2] * 2]
+    assert len(workers._idle) == 1
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_incomplete_files_are_read_if_the_script_wants_them(tmp_path, processes, monkeypatch, allowed):
+    content = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(content, "JPEG")
+    tasks = [Task(content.getvalue()[:-400], 8, 1)]
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", allowed)
+    (outcome,) = decoder_of()(tasks)
+    (expected,) = workers.decode_all(tasks, None, decode.MAX_PIXELS)
+    assert isinstance(outcome, BadImage) == isinstance(expected, BadImage) == (not allowed)
+
+
+def test_large_images_are_decoded_one_at_a_time_across_processes(tmp_path, processes):
     path = tmp_path / "large.png"
     Image.new("L", (5_100, 5_000)).save(path)
-    decoder = Decoder(10, 2, None, decode.MAX_PIXELS)
-    decoder([Task(str(path), 4, 1)])  # the processes have started
-    with turns:
-        future = executor.submit(workers.decode_all, [Task(str(path), 4, 1)], None, decode.MAX_PIXELS)
-        small = decoder([Task(np.zeros((4, 4), np.uint8), 4, 1), Task(str(path), 4, 1)][:1])
+    large = [Task(str(path), 4, 1)]
+    decoder = decoder_of()
+    decoder(large)
+    with ThreadPoolExecutor(1) as pool:
+        holder = Process()  # this process itself would pass its own lock
+        holder.call(lock_turns)
+        future = pool.submit(decoder, large)
+        small = Process().call(workers.decode_all, [Task(b"", 4, 1)], None, decode.MAX_PIXELS)
         time.sleep(0.5)
-        assert small[0].shape == (1, 4, 4)
+        assert isinstance(small[0], BadImage)
         assert not future.done()
-    assert future.result(timeout=30)[0].shape == (1, 4, 4)
+        holder.end()  # which releases the lock
+        assert future.result(timeout=30)[0].shape == (1, 4, 4)
+
+
+def lock_turns():
+    decode._one_large.__enter__()
+
+
+def test_leaving_early_does_not_wait_for_what_is_decoded(tmp_path, processes):
+    for n in range(8):
+        Image.new("L", (5_100, 5_000), n).save(tmp_path / f"{n}.png")
+    with closing(decoded(open_source(str(tmp_path)), (1, 4, 4), workers=2)) as images:
+        next(images)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.5
+
+
+def test_parts_are_smaller_for_large_files():
+    decoder = decoder_of()
+    decoder.at_once = 3
+    sizes = [10, 10, 10, 10, 2**21, 10, 10]
+    tasks = [(n, Task(bytes(size), 8, 3)) for n, size in enumerate(sizes)]
+    parts = [numbers for numbers, _ in decoder.parts(tasks)]
+    assert parts == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+CHILDREN = """
+    import multiprocessing, os, sys
+    from secu.data.decoding import decode, workers
+    from secu.data import open_source
+    from secu.data.stream import decoded
+
+    workers.THREADS_SUFFICE = 0
+    workers.ENOUGH = 1
+
+    def count(_=None):
+        return sum(1 for _ in decoded(open_source(sys.argv[1]), (3, 8, 8), workers=2))
+
+    assert count() == 40
+    idle = [process.popen for process in workers._idle]
+    if pid := os.fork():
+        assert os.waitpid(pid, 0)[1] == 0
+        assert idle and all(process.poll() is None for process in idle)  # the child has left them alone
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(count, range(2)) == [40, 40]
+        print("good")
+    else:
+        assert count() == 40
+"""
+
+
+def test_children_of_the_main_process_decode_too(folder):
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(CHILDREN), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("good\n", "")
 
 
 SCRIPT = """
@@ -137,7 +270,7 @@ SCRIPT = """
     workers.THREADS_SUFFICE = 0
     workers.ENOUGH = 1
     images = list(decoded(open_source(sys.argv[1]), (3, 8, 8), workers=2))
-    pids = {workers._processes(2).executor.submit(os.getpid).result() for _ in range(20)}
+    pids = [process.popen.pid for process in workers._idle]
     print(len(images), *pids, flush=True)
     time.sleep(float(sys.argv[2]))
 """
@@ -189,16 +322,12 @@ def test_processes_end_with_the_main_process(folder, kind):
     assert all_end(pids)
 
 
-def test_processes_ignore_the_signals_of_a_terminal(folder):
-    """Ctrl-C reaches every process of the group; the main process alone decides what happens."""
+def test_ctrl_c_does_not_reach_the_processes(folder):
+    """A terminal sends it to the whole group; the main process alone decides what happens."""
     script = started(folder, 60)
     script.stdout.readline()
     _, *pids = map(int, script.stdout.readline().split())
-    for pid in pids:
-        os.kill(pid, signal.SIGINT)
-        os.kill(pid, signal.SIGTERM)
-    time.sleep(1)
-    assert all(map(running, pids))
+    assert all(os.getpgid(pid) not in (os.getpgid(0), os.getpgid(script.pid)) for pid in pids)
     script.kill()
     script.wait(timeout=30)
     assert all_end(pids)

@@ -39,23 +39,25 @@ def decoded(
     workers = workers or cores()
     order = sorted(shape, key=source.position) if isinstance(shape, Mapping) else source.order
     decoder = Decoder(len(order), workers, values, source.max_pixels)
-    rest = iter(order)
+
+    def tasks() -> Generator[tuple[int, Task]]:
+        for i in order:
+            channels, size, _ = shape[i] if isinstance(shape, Mapping) else shape
+            yield i, Task(read_raw(source, i, values), size, channels)
+
     waiting: deque[tuple[list[int], Future[list[Outcome]]]] = deque()
+    most = max(2, AHEAD // decoder.at_once) * workers
     pool = ThreadPoolExecutor(workers)
     try:
         with quiet():
-            while some := list(islice(rest, decoder.at_once)):
-                if len(waiting) >= AHEAD * workers:
+            for numbers, part in decoder.parts(tasks()):
+                waiting.append((numbers, pool.submit(decoder, part)))
+                if len(waiting) > most:
                     yield from _first(waiting)
-                shapes = [shape[i] if isinstance(shape, Mapping) else shape for i in some]
-                tasks = [
-                    Task(read_raw(source, i, values), size, channels)
-                    for i, (channels, size, _) in zip(some, shapes, strict=True)
-                ]
-                waiting.append((some, pool.submit(decoder, tasks)))
             while waiting:
                 yield from _first(waiting)
     finally:
+        decoder.stop()
         finish(pool, [future for _, future in waiting])
 
 
@@ -108,7 +110,6 @@ def decoded_ahead(
     waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]] = deque()
     pool = _lasting_pool()
     reader = _Reader(broken, shape, values)
-    step = reader.decoder.at_once
 
     def fill(pixels: NDArray[np.uint8], numbers: Sequence[int]) -> None:
         for row, image in zip(pixels, reader.read(numbers), strict=True):
@@ -117,7 +118,7 @@ def decoded_ahead(
     try:
         for numbers in batches:
             pixels = np.empty((len(numbers), *shape), np.uint8)
-            parts = [slice(start, start + step) for start in range(0, len(numbers), step)]
+            parts = reader.parts(len(numbers))
             waiting.append((pixels, [pool.submit(fill, pixels[part], numbers[part]) for part in parts]))
             while sum(len(futures) for _, futures in waiting) > len(parts) + AHEAD * cores():
                 yield _finished(*waiting.popleft())
@@ -143,8 +144,7 @@ def crop_now(
     Another image takes the place of one that cannot be read (broken.py).
     """
     reader = _Reader(broken, shape, values)
-    step = reader.decoder.at_once
-    parts = [slice(start, start + step) for start in range(0, len(numbers), step)]
+    parts = reader.parts(len(numbers))
     crops = _lasting_pool().map(reader.read, [numbers[part] for part in parts], [choose[part] for part in parts])
     return np.stack([image for some in crops for image in some], axis=1)
 
@@ -157,6 +157,11 @@ class _Reader:
         self.shape = shape
         self.values = values
         self.decoder = Decoder(len(broken.source), cores(), values, broken.source.max_pixels)
+
+    def parts(self, count: int) -> list[slice]:
+        """Divide a batch so that all threads have something to do."""
+        step = max(1, min(self.decoder.at_once, count // cores()))
+        return [slice(start, start + step) for start in range(0, count, step)]
 
     def read(self, numbers: Sequence[int], choose: Sequence[Choose] | None = None) -> list[NDArray[np.uint8]]:
         """Return the pixels of some images: their centers, or the boxes that are chosen for each."""

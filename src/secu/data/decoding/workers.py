@@ -1,38 +1,38 @@
 """Where images are decoded: in the calling thread or, on many cores, in worker processes.
 
 Between the calls into pillow, a thread holds Python's lock for a moment, so threads stop gaining at about five cores
-(docs/lab/speed.md). With more cores, threads still read the files, but processes decode them. They are those of loky,
-which joblib contains, because they do not import the user's script again.
+(docs/lab/speed.md). With more cores, threads still read the files, but each of them lets a process decode.
 """
 
+import atexit
+import multiprocessing
 import os
-import signal
+import sys
 import threading
-import time
-import warnings
-from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Executor
-from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import ImageFile
 
 from secu.base.errors import UserError
 from secu.data.decoding.cutting import Choose
-from secu.data.decoding.decode import Raw, decode, decode_crops, share_turns
+from secu.data.decoding.decode import Raw, decode, decode_crops
 from secu.data.decoding.image_files import BadImage
+
+if TYPE_CHECKING:  # it needs Unix
+    from secu.data.decoding.process import Process
 
 THREADS_SUFFICE = 4  # cores
 ENOUGH = 500  # images for which processes are started
-AT_ONCE = 8  # images that are sent to a process at once
-IDLE = 30  # seconds without work after which a process ends
-WATCH = 1.0  # seconds between looks at whether the main process still runs
+AT_ONCE = 4  # images that are sent to a process at once
+LARGE = 2**20  # bytes of stored images that are enough for one time
 
 Outcome = NDArray[np.uint8] | BadImage
 
-_starting = threading.Lock()  # of several threads that call at once, one starts the processes
+_idle: list["Process"] = []
+_lock = threading.Lock()  # for _idle, Decoder.used, and whether a process is stopped
 
 
 class Task(NamedTuple):
@@ -44,9 +44,8 @@ class Task(NamedTuple):
     choose: Choose | None = None
 
 
-@dataclass(frozen=True)
 class Decoder:
-    """Decodes some images of a source at a time; may be called by several threads at once.
+    """Decodes some images at a time; may be called by several threads at once.
 
     Args:
         images: Number of images that may be decoded.
@@ -55,36 +54,72 @@ class Decoder:
         max_pixels: See ``decode``.
     """
 
-    images: int
-    workers: int
-    values: str | None
-    max_pixels: int
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether other processes decode."""
-        return self.workers > THREADS_SUFFICE and self.images >= ENOUGH
-
-    @property
-    def at_once(self) -> int:
-        """Number of images in a call that is worth its effort, and small enough for even progress."""
-        return AT_ONCE if self.elsewhere else 1
+    def __init__(self, images: int, workers: int, values: str | None, max_pixels: int) -> None:
+        self.values = values
+        self.max_pixels = max_pixels
+        self.elsewhere = workers > THREADS_SUFFICE and images >= ENOUGH and _may_start()
+        self.at_once = AT_ONCE if self.elsewhere else 1
+        self.used: set[Process] = set()
+        self.stopped = False
 
     def __call__(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Return the pixels of each image, or why there are none."""
+        if self.stopped:
+            raise UserError("source: decoding was stopped")
         if not self.elsewhere or any(isinstance(task.raw, np.ndarray) for task in tasks):
             return decode_all(tasks, self.values, self.max_pixels)
         try:
-            with _starting:
-                executor = _processes(self.workers).executor
-            return executor.submit(decode_all, tasks, self.values, self.max_pixels).result()
-        except BrokenExecutor:
-            _processes.cache_clear()
+            process = _take()
+        except OSError:  # no memory or no process is left
+            return decode_all(tasks, self.values, self.max_pixels)
+        return self._decoded_by(process, [task._replace(raw=_absolute(task.raw)) for task in tasks])
+
+    def _decoded_by(self, process: "Process", tasks: Sequence[Task]) -> list[Outcome]:
+        from secu.data.decoding.process import Ended
+
+        with _lock:
+            self.used.add(process)
+        outcomes: list[Outcome] | None = None
+        try:
+            outcomes = process.call(decode_all, tasks, self.values, self.max_pixels, ImageFile.LOAD_TRUNCATED_IMAGES)
+        except Ended as ended:
+            if ended.idle:  # just now
+                return self(tasks)
             raise UserError("source: a process that decodes images was ended, probably for lack of memory") from None
+        finally:
+            with _lock:
+                self.used.discard(process)
+                if outcomes is None or process.stopped:
+                    process.end()
+                else:
+                    _idle.append(process)
+        return outcomes
+
+    def parts(self, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[list[int], list[Task]]]:
+        """Divide numbered tasks into parts that are worth a call, but take neither much memory nor much time."""
+        part: list[tuple[int, Task]] = []
+        for task in tasks:
+            part.append(task)
+            if len(part) >= self.at_once or sum(_bytes(task.raw) for _, task in part) > LARGE:
+                yield [number for number, _ in part], [task for _, task in part]
+                part = []
+        if part:
+            yield [number for number, _ in part], [task for _, task in part]
+
+    def stop(self) -> None:
+        """Let calls in other threads fail, so that nobody has to wait for them."""
+        with _lock:
+            self.stopped = True
+            for process in self.used:
+                process.stop()
 
 
-def decode_all(tasks: Sequence[Task], values: str | None, max_pixels: int) -> list[Outcome]:
-    """Decode images in this thread."""
+def decode_all(
+    tasks: Sequence[Task], values: str | None, max_pixels: int, truncated: bool | None = None
+) -> list[Outcome]:
+    """Decode images in this thread; with ``truncated``, set whether pillow reads incomplete files."""
+    if truncated is not None:
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated
     return [_outcome(task, values, max_pixels) for task in tasks]
 
 
@@ -100,32 +135,46 @@ def _outcome(task: Task, values: str | None, max_pixels: int) -> Outcome:
         return bad
 
 
-class _Processes(NamedTuple):
-    executor: Executor
-    turns: threading.Lock  # at decoding large images; kept here, because it must not be deleted before it is shared
+def _absolute(raw: Raw | BadImage) -> Raw | BadImage:
+    """Return a path that does not depend on the folder in which a process was started."""
+    return os.path.abspath(raw) if isinstance(raw, str) else raw
 
 
-@cache
-def _processes(workers: int) -> _Processes:
-    from joblib.externals.loky import ProcessPoolExecutor
-    from joblib.externals.loky.backend import get_context
-
-    turns = get_context("loky").Lock()
-    arguments = (os.getpid(), turns)
-    return _Processes(ProcessPoolExecutor(workers, timeout=IDLE, initializer=_begin, initargs=arguments), turns)
+def _bytes(raw: Raw | BadImage) -> int:
+    return len(raw) if isinstance(raw, bytes) else 0
 
 
-def _begin(parent: int, turns: threading.Lock) -> None:
-    """Prepare a process: the main process alone reacts to signals, and this one ends with it."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # see ``quiet``
-    share_turns(turns)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def _may_start() -> bool:
+    """Return whether processes can be started, and this one is not itself one of several that share the work."""
+    return hasattr(os, "fork") and bool(sys.executable) and multiprocessing.parent_process() is None
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(WATCH)
-    os._exit(1)
+def _take() -> "Process":
+    """Return a process that has nothing to do, or start one."""
+    from secu.data.decoding.process import Process
+
+    with _lock:
+        while _idle:
+            process = _idle.pop()
+            if process.runs:
+                return process
+            process.end()
+    return Process()
+
+
+@atexit.register
+def end_idle() -> None:
+    """End the processes that have nothing to do."""
+    while _idle:
+        _idle.pop().end()
+
+
+def _after_fork() -> None:
+    """Leave the processes to the process that started them."""
+    global _lock
+    _lock = threading.Lock()
+    _idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
