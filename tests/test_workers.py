@@ -21,6 +21,7 @@ from secu.config import AugmentConfig
 from secu.data import open_source
 from secu.data.broken import Broken
 from secu.data.decoding import decode, workers
+from secu.data.decoding import process as process_module
 from secu.data.decoding.image_files import BadImage
 from secu.data.decoding.process import Process
 from secu.data.decoding.workers import Decoder, Task
@@ -155,6 +156,12 @@ def test_without_another_process_the_thread_decodes(folder, processes, monkeypat
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert decoder_of()([Task(str(folder / "00.png"), 8, 3)])[0].shape == (3, 8, 8)
+
+
+def test_if_processes_end_at_once_the_thread_decodes(folder, processes, monkeypatch):
+    monkeypatch.setattr(process_module, "START", "import os; os._exit(1)")
+    for _ in range(3):
+        assert decoder_of()([Task(str(folder / "00.png"), 8, 3)])[0].shape == (3, 8, 8)
 
 
 def test_errors_of_a_call_come_back(processes):

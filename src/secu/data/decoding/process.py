@@ -29,16 +29,18 @@ START = (
 )
 
 
-class Ended(Exception):
+class Ended(ChildProcessError):
     """A process ended before it answered.
 
     Attributes:
         idle: Whether it had nothing to do for too long.
+        killed: Whether another signal ended it.
     """
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.idle = code == -signal.SIGALRM
+        self.killed = code < 0 and not self.idle
 
 
 class Process:
@@ -137,7 +139,7 @@ def serve() -> None:
             signal.alarm(0)
             pickle.dump(_outcome(function, arguments), answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
-    except (EOFError, BrokenPipeError):
+    except (EOFError, pickle.UnpicklingError, BrokenPipeError):  # the main process ended, maybe in a request
         os._exit(0)  # nothing to flush
 
 

@@ -70,7 +70,7 @@ class Decoder:
             return decode_all(tasks, self.values, self.max_pixels)
         try:
             process = _take()
-        except OSError:  # no memory or no process is left
+        except OSError:  # no memory or no process is left, or it ended at once
             return decode_all(tasks, self.values, self.max_pixels)
         return self._decoded_by(process, [task._replace(raw=_absolute(task.raw)) for task in tasks])
 
@@ -83,16 +83,19 @@ class Decoder:
         try:
             outcomes = process.call(decode_all, tasks, self.values, self.max_pixels, ImageFile.LOAD_TRUNCATED_IMAGES)
         except Ended as ended:
-            if ended.idle:  # just now
-                return self(tasks)
-            raise UserError("source: a process that decodes images was ended, probably for lack of memory") from None
+            if ended.killed:
+                lost = "a process that decodes images was ended, probably for lack of memory"
+                raise UserError(f"source: {lost}") from None
+            # For lack of work, just now; or it could not even start, and neither could the next one.
+            return self(tasks) if ended.idle else decode_all(tasks, self.values, self.max_pixels)
         finally:
             with _lock:
                 self.used.discard(process)
-                if outcomes is None or process.stopped:
-                    process.end()
-                else:
+                usable = outcomes is not None and not process.stopped
+                if usable:
                     _idle.append(process)
+            if not usable:
+                process.end()
         return outcomes
 
     def parts(self, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[list[int], list[Task]]]:
