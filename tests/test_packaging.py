@@ -46,7 +46,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel):
     }
     assert inside == sources
     assert "secu/py.typed" in inside
-    assert sum(name.endswith(".yaml") for name in inside) == 17
+    assert sum(name.endswith(".yaml") for name in inside) == 18
     assert recipe == (PACKAGE / "recipes" / "cifar10.yaml").read_bytes()
 
 
@@ -58,7 +58,7 @@ def test_an_unpacked_wheel_works_away_from_the_repository(wheel, tmp_path):
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
         "import secu, secu.settings\n"
         f"assert secu.__file__.startswith({str(tmp_path)!r}), secu.__file__\n"
-        "assert len([secu.settings.load_config(name) for name in secu.settings.recipe_names()]) == 17\n"
+        "assert len([secu.settings.load_config(name) for name in secu.settings.recipe_names()]) == 18\n"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
