@@ -121,18 +121,21 @@ def decoded_ahead(
             parts = reader.parts(len(numbers))
             waiting.append((pixels, [pool.submit(fill, pixels[part], numbers[part]) for part in parts]))
             while sum(len(futures) for _, futures in waiting) > len(parts) + AHEAD * cores():
-                yield _finished(*waiting.popleft())
+                yield _finished(waiting)
         while waiting:
-            yield _finished(*waiting.popleft())
+            yield _finished(waiting)
     finally:
         for _, futures in waiting:
             for future in futures:
                 future.cancel()
+        reader.decoder.stop()
 
 
-def _finished(pixels: NDArray[np.uint8], futures: Iterable[Future[None]]) -> NDArray[np.uint8]:
+def _finished(waiting: deque[tuple[NDArray[np.uint8], list[Future[None]]]]) -> NDArray[np.uint8]:
+    pixels, futures = waiting[0]
     for future in futures:
         future.result()
+    waiting.popleft()
     return pixels
 
 
@@ -146,7 +149,10 @@ def crop_now(
     reader = _Reader(broken, shape, values)
     parts = reader.parts(len(numbers))
     crops = _lasting_pool().map(reader.read, [numbers[part] for part in parts], [choose[part] for part in parts])
-    return np.stack([image for some in crops for image in some], axis=1)
+    try:
+        return np.stack([image for some in crops for image in some], axis=1)
+    finally:
+        reader.decoder.stop()
 
 
 class _Reader:

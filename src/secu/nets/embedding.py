@@ -133,6 +133,9 @@ class Embedding:
                         yield rows
                         if self.progress:  # other processes are about as fast
                             self.progress(done * len(self.source) // total, len(self.source))
+        except BaseException:
+            self.decoder.stop()
+            raise
         finally:
             finish(pool, waiting)
 
@@ -142,7 +145,8 @@ class Embedding:
         rows = np.zeros(len(raws), row_type(self.features))
         rows["features"] = np.nan
         channels, size, _ = self.shape
-        outcomes = self.decoder([Task(raw, size, channels) for raw in raws])
+        tasks = enumerate(Task(raw, size, channels) for raw in raws)
+        outcomes = [image for _, part in self.decoder.parts(tasks) for image in self.decoder(part)]
         decoded = {number: image for number, image in enumerate(outcomes) if not isinstance(image, BadImage)}
         if decoded:
             pixels = torch.from_numpy(np.stack(list(decoded.values())))

@@ -12,35 +12,31 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
-from typing import IO, Any
+from typing import Any
+from weakref import WeakSet
 
 from secu.data.decoding.decode import share_turns
 
 IDLE = 30  # seconds without work after which a process ends
-PIPE = 2**20  # bytes that a pipe holds; with less, both sides wait for each other more often
+PATIENCE = 5  # seconds in which a process may say why it fails
+PIPE = 2**18  # bytes that a pipe holds, if that many are allowed; with less, both sides wait for each other more often
+LENGTH = 8  # bytes before a message that state its length
 # The path may contain folders that only the main process knows.
-START = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from secu.data.decoding.process import serve; serve()"
-)
+START = "from secu.data.decoding.process import serve; serve()"
+FIRST = "import ast, os, sys; sys.path[:] = ast.literal_eval(os.environ.pop('SECU_PATH')); "
+
+_lock = threading.Lock()
+_turns: int | None = None
+_all: "WeakSet[Process]" = WeakSet()
 
 
 class Ended(ChildProcessError):
-    """A process ended before it answered.
-
-    Attributes:
-        idle: Whether it had nothing to do for too long.
-        killed: Whether another signal ended it.
-    """
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.idle = code == -signal.SIGALRM
-        self.killed = code < 0 and not self.idle
+    """A process ended before it answered."""
 
 
 class Process:
@@ -48,44 +44,45 @@ class Process:
 
     def __init__(self) -> None:
         self.stopped = False
-        turns = _turns().fileno()
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", START],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pipesize=PIPE,
-            start_new_session=True,
-            pass_fds=[turns],
-        )
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
-        self.requests: IO[bytes] = self.popen.stdin
-        self.answers: IO[bytes] = self.popen.stdout
-        self._send(sys.path)
-        self._send(turns)
+        with _lock:
+            turns = _file_of_turns()
+        asked, self.requests = os.pipe()
+        self.answers, answered = os.pipe()
+        try:
+            for pipe in (asked, answered):
+                with suppress(OSError, AttributeError):  # more than this user may have, or not Linux
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
+            self.popen = subprocess.Popen(
+                [sys.executable, "-P", f"-Xutf8={sys.flags.utf8_mode}", "-c", FIRST + START],
+                env={**os.environ, "SECU_PATH": ascii([path for path in sys.path if isinstance(path, str)])},
+                stdin=asked,
+                stdout=answered,
+                stderr=None if _is_open(2) else subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[turns],
+            )
+        except BaseException:
+            os.close(self.requests)
+            os.close(self.answers)
+            raise
+        finally:
+            os.close(asked)
+            os.close(answered)
+        with _lock:
+            _all.add(self)
+        with suppress(BrokenPipeError):  # the first call will notice
+            _send(self.requests, turns)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a function returns, or raise what it raises, in the process."""
-        self._send((function, arguments))
         try:
-            succeeded, answer = pickle.load(self.answers)
-        except (EOFError, pickle.UnpicklingError):  # also if it ended in the middle of an answer
-            raise self._ended() from None
+            _send(self.requests, (function, arguments))
+            succeeded, answer = _receive(self.answers)
+        except (EOFError, BrokenPipeError):
+            raise Ended from None
         if not succeeded:
             raise answer
         return answer
-
-    def _send(self, message: object) -> None:
-        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)  # before anything is written, as it may fail
-        try:
-            self.requests.write(content)
-            self.requests.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
-
-    def _ended(self) -> Ended:
-        self.end()
-        return Ended(self.popen.returncode)
 
     @property
     def runs(self) -> bool:
@@ -93,23 +90,81 @@ class Process:
         return self.popen.poll() is None
 
     def stop(self) -> None:
-        """End the process at once; the thread that waits for it gets ``Ended``."""
+        """Kill the process, which another thread uses; that gets ``Ended``, and must then call ``end``."""
         self.stopped = True
+        if self.popen.returncode is None:  # otherwise its number may be that of another one
+            with suppress(ProcessLookupError):
+                os.kill(self.popen.pid, signal.SIGKILL)  # Popen.kill takes a lock, which a second Ctrl-C may leave held
+
+    def end(self, *, gently: bool = False) -> int:
+        """End the process, which no thread uses any more, and return its exit code."""
+        if self.requests >= 0:
+            os.close(self.requests)
+            os.close(self.answers)
+            self.requests = -1
+        if gently:
+            with suppress(subprocess.TimeoutExpired):
+                self.popen.wait(PATIENCE)
         self.popen.kill()
+        return self.popen.wait()
 
-    def end(self) -> None:
-        """End the process, which no thread uses, and wait for its end."""
-        self.popen.kill()
-        self.popen.wait()
-        for pipe in (self.requests, self.answers):
-            with suppress(BrokenPipeError):  # what could not be sent
-                pipe.close()
+    def forget(self) -> None:
+        """Leave the process to the program that this one was forked from."""
+        self.popen.returncode = 0
+        if self.requests >= 0:
+            os.close(self.requests)
+            os.close(self.answers)
+            self.requests = -1
 
 
-@cache
-def _turns() -> IO[bytes]:
+def forget_all() -> None:
+    """Leave all processes to the program that this one was forked from."""
+    global _lock
+    _lock = threading.Lock()
+    for process in list(_all):
+        process.forget()
+    _all.clear()
+
+
+def _is_open(file: int) -> bool:
+    with suppress(OSError):
+        os.fstat(file)
+        return True
+    return False
+
+
+def _send(pipe: int, message: object) -> None:
+    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    for part in (len(content).to_bytes(LENGTH, "big"), content):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
+
+
+def _receive(pipe: int) -> Any:
+    return pickle.loads(_read(pipe, int.from_bytes(_read(pipe, LENGTH), "big")))
+
+
+def _read(pipe: int, count: int) -> bytearray:
+    content = bytearray(count)
+    rest = memoryview(content)
+    while rest:
+        read = os.readv(pipe, [rest])
+        if not read:
+            raise EOFError
+        rest = rest[read:]
+    return content
+
+
+def _file_of_turns() -> int:
     """Return an empty file that processes lock while they decode a large image."""
-    return tempfile.TemporaryFile()
+    global _turns
+    if _turns is None:
+        file, name = tempfile.mkstemp(prefix="secu-")
+        os.unlink(name)
+        _turns = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)  # a process has its own 0, 1 and 2
+        os.close(file)
+    return _turns
 
 
 class _Turns:
@@ -126,25 +181,25 @@ class _Turns:
 
 
 def serve() -> None:
-    """Call functions until the requests end."""
-    requests = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
+    """Call functions until the requests end, or until there are none for a while, or nobody takes an answer."""
+    answers = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     os.dup2(2, 1)  # nothing else may write between the answers
     warnings.filterwarnings("ignore", module=r"PIL\.")  # see ``quiet``
-    try:
-        share_turns(_Turns(pickle.load(requests)))
+    with suppress(EOFError, BrokenPipeError):  # the main process has ended
+        share_turns(_Turns(_receive(0)))
         while True:
             signal.alarm(IDLE)
-            function, arguments = pickle.load(requests)
-            signal.alarm(0)
-            pickle.dump(_outcome(function, arguments), answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-    except (EOFError, pickle.UnpicklingError, BrokenPipeError):  # the main process ended, maybe in a request
-        os._exit(0)  # nothing to flush
+            answer = _answer(_read(0, int.from_bytes(_read(0, LENGTH), "big")))
+            signal.alarm(IDLE)
+            _send(answers, answer)
+    os._exit(0)  # there is nothing to flush
 
 
-def _outcome(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[bool, Any]:
+def _answer(request: bytearray) -> tuple[bool, Any]:
+    signal.alarm(0)
     try:
+        function, arguments = pickle.loads(request)
         return True, function(*arguments)
     except Exception as error:
+        error.add_note(traceback.format_exc())
         return False, error

@@ -7,6 +7,7 @@ Between the calls into pillow, a thread holds Python's lock for a moment, so thr
 import atexit
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,25 +79,30 @@ class Decoder:
         from secu.data.decoding.process import Ended
 
         with _lock:
+            if self.stopped:
+                _idle.append(process)
+                raise UserError("source: decoding was stopped")
             self.used.add(process)
         outcomes: list[Outcome] | None = None
+        ended = False
         try:
             outcomes = process.call(decode_all, tasks, self.values, self.max_pixels, ImageFile.LOAD_TRUNCATED_IMAGES)
-        except Ended as ended:
-            if ended.killed:
-                lost = "a process that decodes images was ended, probably for lack of memory"
-                raise UserError(f"source: {lost}") from None
-            # For lack of work, just now; or it could not even start, and neither could the next one.
-            return self(tasks) if ended.idle else decode_all(tasks, self.values, self.max_pixels)
+        except Ended:
+            ended = True
         finally:
             with _lock:
                 self.used.discard(process)
                 usable = outcomes is not None and not process.stopped
                 if usable:
                     _idle.append(process)
-            if not usable:
-                process.end()
-        return outcomes
+            code = 0 if usable else process.end(gently=ended)
+        if outcomes is not None:
+            return outcomes
+        if code == -signal.SIGALRM:  # it has ended for lack of work, just now
+            return self(tasks)
+        if code < 0:
+            raise UserError("source: a process that decodes images was ended, probably for lack of memory")
+        return decode_all(tasks, self.values, self.max_pixels)  # it could not even start
 
     def parts(self, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[list[int], list[Task]]]:
         """Divide numbered tasks into parts that are worth a call, but take neither much memory nor much time."""
@@ -149,7 +155,8 @@ def _bytes(raw: Raw | BadImage) -> int:
 
 def _may_start() -> bool:
     """Return whether processes can be started, and this one is not itself one of several that share the work."""
-    return hasattr(os, "fork") and bool(sys.executable) and multiprocessing.parent_process() is None
+    interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)
+    return hasattr(os, "fork") and interpreter and multiprocessing.parent_process() is None
 
 
 def _take() -> "Process":
@@ -168,14 +175,18 @@ def _take() -> "Process":
 @atexit.register
 def end_idle() -> None:
     """End the processes that have nothing to do."""
+    for process in _idle:
+        process.stop()
     while _idle:
         _idle.pop().end()
 
 
 def _after_fork() -> None:
-    """Leave the processes to the process that started them."""
+    """Leave the processes to the program that this one was forked from."""
     global _lock
     _lock = threading.Lock()
+    if process := sys.modules.get("secu.data.decoding.process"):
+        process.forget_all()
     _idle.clear()
 
 
