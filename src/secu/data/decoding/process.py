@@ -27,8 +27,8 @@ PATIENCE = 5  # seconds in which a process may say why it fails
 PIPE = 2**18  # bytes that a pipe holds, if that many are allowed; with less, both sides wait for each other more often
 LENGTH = 8  # bytes before a message that state its length
 # The path may contain folders that only the main process knows.
-START = "from secu.data.decoding.process import serve; serve()"
 FIRST = "import ast, os, sys; sys.path[:] = ast.literal_eval(os.environ.pop('SECU_PATH')); "
+START = "from secu.data.decoding.process import serve; serve()"
 
 _lock = threading.Lock()
 _turns: int | None = None
@@ -98,10 +98,7 @@ class Process:
 
     def end(self, *, gently: bool = False) -> int:
         """End the process, which no thread uses any more, and return its exit code."""
-        if self.requests >= 0:
-            os.close(self.requests)
-            os.close(self.answers)
-            self.requests = -1
+        self._close()
         if gently:
             with suppress(subprocess.TimeoutExpired):
                 self.popen.wait(PATIENCE)
@@ -111,6 +108,9 @@ class Process:
     def forget(self) -> None:
         """Leave the process to the program that this one was forked from."""
         self.popen.returncode = 0
+        self._close()
+
+    def _close(self) -> None:
         if self.requests >= 0:
             os.close(self.requests)
             os.close(self.answers)
